@@ -1,0 +1,7 @@
+"""``python3 -m specgate``."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

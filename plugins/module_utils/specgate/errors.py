@@ -1,0 +1,22 @@
+"""What the engine raises when it will not, or cannot, go on."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+
+class Refused(Exception):
+    """The operation was refused before anything changed.
+
+    ``summary`` says what was wrong and where, ``remedy`` what to do; ``diff`` shows a drift.
+    """
+
+    def __init__(self, summary: str, remedy: Optional[str] = None, diff: Optional[str] = None) -> None:
+        super().__init__(summary)
+        self.summary = summary
+        self.remedy = remedy
+        self.diff = diff
+
+
+class Interrupted(BaseException):
+    """A signal asked the engine to stop: what it was doing is undone on the way out."""

@@ -1,0 +1,182 @@
+"""Runs inside the server's own interpreter, as ``PY -c TEXT``, on any Python from 3.8.
+
+It takes one JSON request on standard input and writes one JSON answer on the standard output it was
+started with. The engine reads this file as text; importing it does nothing.
+"""
+
+import argparse
+import base64
+import contextlib
+import hashlib
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import linecache
+import os
+import sys
+import traceback
+import warnings
+
+
+def locate(request):
+    """Say where this interpreter finds SGLang, without importing it (that takes seconds)."""
+    spec = importlib.util.find_spec("sglang")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    return {
+        "executable": sys.executable,
+        "version": "%d.%d.%d" % sys.version_info[:3],
+        "prefix": sys.prefix,
+        "sys_path": [os.path.realpath(folder) for folder in sys.path if os.path.isdir(folder)],
+        "sglang": folders[0] if folders else None,
+    }
+
+
+class Staged(importlib.machinery.SourceFileLoader):
+    """Loads a module from staged bytes as if they lay at the module's own path already."""
+
+    def __init__(self, name, path, data):
+        super().__init__(name, path)
+        self.data = data
+
+    def get_code(self, name):
+        return compile(self.data, self.path, "exec", dont_inherit=True)
+
+    def get_data(self, path):
+        return self.data if path == self.path else super().get_data(path)
+
+
+class Finder:
+    """Puts the staged modules in front of whatever this interpreter would have imported."""
+
+    def __init__(self, modules):
+        self.modules = {module["name"]: module for module in modules}
+
+    def find_spec(self, name, path=None, target=None):
+        module = self.modules.get(name)
+        if module is None:
+            return None
+        data = base64.b64decode(module["staged"])
+        file = module["file"]
+        # decorators such as triton.jit read their own source while they are imported
+        lines = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="replace").readlines()
+        linecache.cache[file] = (len(data), None, lines, file)
+        package = [os.path.dirname(file)] if os.path.basename(file) == "__init__.py" else None
+        return importlib.util.spec_from_file_location(
+            name, file, loader=Staged(name, file, data), submodule_search_locations=package
+        )
+
+
+def import_all(request):
+    """Import the modules, say which file each came from, and then try the flag."""
+    seen = []
+
+    def remember(message, category, filename, lineno, file=None, line=None):
+        seen.append("%s: %s" % (category.__name__, " ".join(str(message).split())))
+
+    warnings.showwarning = remember
+    staged = [module for module in request["modules"] if module.get("staged")]
+    if staged:
+        sys.meta_path.insert(0, Finder(staged))
+    answer = {"modules": [], "flag": [], "warnings": seen}
+    for wanted in request["modules"]:
+        found = import_one(wanted)
+        answer["modules"].append(found)
+        if found["error"]:
+            return answer
+    if request.get("flag"):
+        try:
+            answer["flag"] = try_flag(request["flag"])
+        except BaseException as error:
+            answer["flag"] = [{"ok": False, "line": "cannot be tried: %s: %s" % (type(error).__name__, error)}]
+    return answer
+
+
+def import_one(wanted):
+    found = {"name": wanted["name"], "file": None, "sha256": None, "stale": False, "error": None}
+    try:
+        module = importlib.import_module(wanted["name"])
+    except BaseException:
+        # SystemExit too: a module that exits while it is imported would end the server
+        found["error"] = traceback.format_exc().rstrip().splitlines()
+        return found
+    found["file"] = os.path.realpath(module.__file__)
+    if wanted.get("staged"):
+        return found
+    with open(found["file"], "rb") as stream:
+        data = stream.read()
+    found["sha256"] = hashlib.sha256(data).hexdigest()
+    cached = getattr(module, "__cached__", None)
+    if cached and os.path.exists(cached):
+        loaded = module.__spec__.loader.get_code(wanted["name"])
+        found["stale"] = loaded != compile(data, module.__file__, "exec", dont_inherit=True)
+    return found
+
+
+def try_flag(flag):
+    """Parse the flag as the server's command line would, and say what came of each value."""
+    server_args = importlib.import_module("sglang.srt.server_args")
+    parser = argparse.ArgumentParser(prog="sglang")
+    server_args.ServerArgs.add_cli_args(parser)
+    validate = None
+    if flag.get("validator"):
+        module, function = flag["validator"].split(":")
+        validate = getattr(importlib.import_module(module), function)
+
+    def parse(text):
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                space = parser.parse_args(["--model-path", "x", "%s=%s" % (flag["option"], text)])
+        except SystemExit:
+            lines = said.getvalue().strip().splitlines() or ["refused"]
+            raise ValueError(lines[-1])
+        value = getattr(space, flag["field"])
+        if validate:
+            validate(value)
+        return value
+
+    lines = []
+    for text, wanted in flag["accept"]:
+        try:
+            value = parse(text)
+        except Exception as error:
+            lines.append({"ok": False, "line": "%s %s was refused: %s" % (flag["option"], text, error)})
+            continue
+        good = value == wanted and type(value) is type(wanted)
+        line = "%s %s gives %s=%r (%s)" % (flag["option"], text, flag["field"], value, type(value).__name__)
+        lines.append({"ok": good, "line": line + ("" if good else ", not %r" % (wanted,))})
+    for text in flag.get("refuse", []):
+        try:
+            value = parse(text)
+        except ValueError as error:
+            lines.append({"ok": True, "line": "%s %s is refused: %s" % (flag["option"], text, error)})
+        except Exception as error:
+            said = "%s: %s" % (type(error).__name__, error)
+            lines.append({"ok": False, "line": "%s %s broke the parser: %s" % (flag["option"], text, said)})
+        else:
+            line = "%s %s was accepted as %r, must be refused" % (flag["option"], text, value)
+            lines.append({"ok": False, "line": line})
+    return lines
+
+
+def main():
+    request = json.load(sys.stdin)
+    # what an import prints must not mix with the answer
+    answer_to = os.dup(1)
+    os.dup2(2, 1)
+    # -c puts the working folder first on the path; a server started by its unit has no such entry
+    sys.path[:] = [folder for folder in sys.path if folder]
+    answer = {"locate": locate, "import": import_all}[request["do"]](request)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    data = json.dumps(answer).encode("ascii")
+    while data:
+        data = data[os.write(answer_to, data):]
+    # libraries that were imported may keep threads; there is nothing left to wait for
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
