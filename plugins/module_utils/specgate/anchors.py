@@ -14,16 +14,30 @@ import io
 import re
 import tokenize
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple, Union
+from typing import Any
 
 Step = Mapping[str, str]
-Block = List[ast.stmt]
+Block = list[ast.stmt]
 Definition = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 SIMPLE = (
-    ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Raise, ast.Delete, ast.Pass, ast.Break,
-    ast.Continue, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Assert,
+    ast.Expr,
+    ast.Assign,
+    ast.AugAssign,
+    ast.AnnAssign,
+    ast.Return,
+    ast.Raise,
+    ast.Delete,
+    ast.Pass,
+    ast.Break,
+    ast.Continue,
+    ast.Import,
+    ast.ImportFrom,
+    ast.Global,
+    ast.Nonlocal,
+    ast.Assert,
 )
 STEP_KINDS = ("class", "def", "field", "call", "if", "statement", "import")
 PLACES = ("before", "after", "first", "last", "replace")
@@ -44,7 +58,7 @@ class Source:
         try:
             found = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
             self._encoding = "utf-8" if self._bom else found
-            self.text = data[len(self._bom):].decode(self._encoding)
+            self.text = data[len(self._bom) :].decode(self._encoding)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.tree = ast.parse(self.text, name)
@@ -65,13 +79,13 @@ class Source:
         """
         cuts = [self._cut(edit) for edit in edits]
         order = sorted(range(len(cuts)), key=lambda index: (cuts[index].start, cuts[index].end, index))
-        out: List[str] = []
+        out: list[str] = []
         done = 0
         for index in order:
             cut = cuts[index]
             if cut.start < done:
                 raise AnchorError(f"{self.name}: edit '{cut.edit}' overlaps the edit before it (line {done})")
-            out += self.lines[done:cut.start]
+            out += self.lines[done : cut.start]
             if out and not out[-1].endswith(("\n", "\r")):
                 out.append(cut.newline)
             out.append(cut.text)
@@ -80,7 +94,9 @@ class Source:
         try:
             return self._encode("".join(out))
         except UnicodeEncodeError as error:
-            raise AnchorError(f"{self.name} is {self._encoding}, which cannot hold the inserted text") from error
+            raise AnchorError(
+                f"{self.name} is {self._encoding}, which cannot hold the inserted text"
+            ) from error
 
     def _cut(self, edit: Mapping[str, Any]) -> _Cut:
         name = str(edit["id"])
@@ -101,7 +117,7 @@ class Source:
     def find(self, at: Sequence[Step]) -> Match:
         """Walk ``at`` down from the module and return the one node it leads to. Raises AnchorError."""
         match = Match(self.tree, [self.tree.body])
-        walked: List[str] = []
+        walked: list[str] = []
         for step in at:
             if not match.blocks:
                 raise AnchorError(f"{' > '.join(walked)} has no block to look into for {_say(step)}")
@@ -138,9 +154,11 @@ class Source:
         return Match(node, [block for block in (node.body, node.orelse) if block])
 
     def _is_elif(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.If) and self._after_column(node.lineno, node.col_offset).startswith("elif")
+        return isinstance(node, ast.If) and self._after_column(node.lineno, node.col_offset).startswith(
+            "elif"
+        )
 
-    def _lines_of(self, match: Match, place: str) -> Tuple[int, int, int]:
+    def _lines_of(self, match: Match, place: str) -> tuple[int, int, int]:
         """Return the lines to replace, as a half-open range, and the line whose indentation to take."""
         node = match.node
         if place in ("first", "last"):
@@ -193,15 +211,21 @@ class Source:
         """Return the digest of a class or function, such as ``EAGLEWorkerV2.verify`` (docs/bundle.md)."""
         match = Match(self.tree, [self.tree.body])
         for part in dotted.split("."):
-            found = [node for block in match.blocks for node in block
-                     if isinstance(node, Definition) and node.name == part]
+            found = [
+                node
+                for block in match.blocks
+                for node in block
+                if isinstance(node, Definition) and node.name == part
+            ]
             if len(found) != 1:
-                lines = ", ".join(str(node.lineno) for node in found) or "none"
-                raise AnchorError(f"{self.name}: {dotted}: '{part}' stands at lines {lines}, must stand at one")
+                places = ", ".join(str(node.lineno) for node in found) or "none"
+                raise AnchorError(
+                    f"{self.name}: {dotted}: '{part}' stands at lines {places}, must stand at one"
+                )
             match = Match(found[0], [found[0].body])
         node = match.node
         assert isinstance(node, ast.stmt)
-        lines = [line.rstrip() for line in self.lines[_first_line(node) - 1:_end_line(node)]]
+        lines = [line.rstrip() for line in self.lines[_first_line(node) - 1 : _end_line(node)]]
         indents = [line[: len(line) - len(line.lstrip())] for line in lines if line]
         # the common prefix of the least and the greatest is that of all
         low, high = min(indents), max(indents)
@@ -215,8 +239,8 @@ class Source:
 class Match:
     """A matched node, and the blocks that later steps look into."""
 
-    node: Union[ast.Module, ast.stmt]
-    blocks: List[Block]
+    node: ast.Module | ast.stmt
+    blocks: list[Block]
     branch: str = ""
 
 
@@ -229,7 +253,7 @@ class _Cut:
     newline: str
 
 
-def marker_lines(data: bytes, markers: Sequence[str]) -> List[str]:
+def marker_lines(data: bytes, markers: Sequence[str]) -> list[str]:
     """Return the lines that hold one of ``markers``, as ``grep -nF`` prints them."""
     needles = [marker.encode("utf-8") for marker in markers]
     return [
@@ -239,7 +263,7 @@ def marker_lines(data: bytes, markers: Sequence[str]) -> List[str]:
     ]
 
 
-def _text_lines(text: str) -> List[str]:
+def _text_lines(text: str) -> list[str]:
     lines = re.split(r"\r\n|\r|\n", text)
     return lines[:-1] if lines[-1] == "" else lines
 
@@ -259,7 +283,7 @@ def _kind(step: Step) -> str:
 
 def _of_kind(kind: str, blocks: Sequence[Block]) -> Iterator[ast.stmt]:
     """Yield the statements that a step of this kind looks at."""
-    types: Dict[str, Any] = {
+    types: dict[str, Any] = {
         "class": ast.ClassDef,
         "def": (ast.FunctionDef, ast.AsyncFunctionDef),
         "field": (ast.AnnAssign, ast.Assign),
@@ -270,7 +294,8 @@ def _of_kind(kind: str, blocks: Sequence[Block]) -> Iterator[ast.stmt]:
     }
     for block in blocks:
         for node in _walk(block) if kind in ("call", "if", "statement") else block:
-            if isinstance(node, types[kind]) and (kind != "call" or isinstance(node.value, ast.Call)):  # type: ignore[attr-defined]
+            fits = isinstance(node, types[kind])
+            if fits and (kind != "call" or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))):
                 yield node
 
 
@@ -285,7 +310,7 @@ def _walk(block: Block) -> Iterator[ast.stmt]:
                 yield from _walk([child] if isinstance(child, ast.stmt) else child.body)
 
 
-def _labels(kind: str, node: Any) -> List[str]:
+def _labels(kind: str, node: Any) -> list[str]:
     """Return the spellings that a step of this kind may name ``node`` by."""
     if kind in ("class", "def"):
         return [node.name]
@@ -317,7 +342,7 @@ def _matches(step: Step, node: ast.stmt) -> bool:
 def _near_misses(step: Step, alike: Sequence[ast.stmt]) -> str:
     kind = _kind(step)
     wanted = step[kind]
-    lines: Dict[str, int] = {}
+    lines: dict[str, int] = {}
     if kind == "call" and "first" in step:
         wanted = step["first"]
         for node in alike:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any
 
 from .anchors import PLACES, STEP_KINDS
 from .errors import Refused
@@ -29,11 +30,11 @@ class File:
 
     path: str
     module: str
-    create: Optional[str]
-    edits: List[Dict[str, Any]]
-    fingerprints: List[Dict[str, Any]]
-    markers: List[str]
-    marker_lines: Union[int, Dict[str, List[str]], None]
+    create: str | None
+    edits: list[dict[str, Any]]
+    fingerprints: list[dict[str, Any]]
+    markers: list[str]
+    marker_lines: int | dict[str, list[str]] | None
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Variant:
     """The files for a set of exact SGLang versions."""
 
     id: str
-    sglang: List[str]
-    files: List[File]
+    sglang: list[str]
+    files: list[File]
 
 
 @dataclass(frozen=True)
@@ -52,21 +53,21 @@ class Bundle:
     name: str
     version: str
     sha256: str
-    variants: List[Variant]
-    flag: Optional[Dict[str, Any]]
-    document: Dict[str, Any] = field(repr=False)
+    variants: list[Variant]
+    flag: dict[str, Any] | None
+    document: dict[str, Any] = field(repr=False)
 
-    def variant_for(self, version: str) -> Optional[Variant]:
+    def variant_for(self, version: str) -> Variant | None:
         """Return the variant for an SGLang version (``0.5.9+cu128`` counts as ``0.5.9``), or None."""
         public = version.split("+")[0]
         return next((one for one in self.variants if version in one.sglang or public in one.sglang), None)
 
-    def versions(self) -> List[str]:
+    def versions(self) -> list[str]:
         """Return every SGLang version that has a variant."""
         return [version for variant in self.variants for version in variant.sglang]
 
 
-def load(source: Union[str, Mapping[str, Any]]) -> Bundle:
+def load(source: str | Mapping[str, Any]) -> Bundle:
     """Read a bundle from a path, from standard input (``-``) or from its JSON object. Raises Refused."""
     if isinstance(source, Mapping):
         return parse(dict(source), "the bundle")
@@ -84,7 +85,7 @@ def load(source: Union[str, Mapping[str, Any]]) -> Bundle:
     return parse(document, f"bundle {name}")
 
 
-def parse(document: Dict[str, Any], name: str) -> Bundle:
+def parse(document: dict[str, Any], name: str) -> Bundle:
     """Check a bundle's JSON object and return it as a Bundle. Raises Refused and says where it is wrong."""
     try:
         if document.get("specgate_bundle") != FORMAT:
@@ -94,15 +95,19 @@ def parse(document: Dict[str, Any], name: str) -> Bundle:
         if stated != computed:
             raise _Wrong("sha256", f"is {stated[:12]}…, but the content has {computed[:12]}…: it was altered")
         variants = [_variant(one, f"variants[{i}]") for i, one in enumerate(_list(document, "variants", ""))]
-        seen: Dict[str, str] = {}
+        seen: dict[str, str] = {}
         for variant in variants:
             for version in variant.sglang:
                 if version in seen:
                     raise _Wrong(f"variant {variant.id}", f"has SGLang {version}, as {seen[version]} has")
                 seen[version] = variant.id
         return Bundle(
-            _text(document, "name", ""), _text(document, "version", ""), computed, variants,
-            _flag(document["flag"]) if document.get("flag") is not None else None, document,
+            _text(document, "name", ""),
+            _text(document, "version", ""),
+            computed,
+            variants,
+            _flag(document["flag"]) if document.get("flag") is not None else None,
+            document,
         )
     except _Wrong as wrong:
         raise Refused(f"{name}: {wrong.where} {wrong.what}", _RENDER_AGAIN) from wrong
@@ -115,7 +120,7 @@ class _Wrong(Exception):
         self.what = what
 
 
-def _known(value: Any, where: str, keys: set) -> Dict[str, Any]:
+def _known(value: Any, where: str, keys: set) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _Wrong(where or "it", "is not an object")
     unknown = sorted(set(value) - keys)
@@ -131,14 +136,16 @@ def _text(value: Mapping[str, Any], key: str, where: str) -> str:
     return text
 
 
-def _list(value: Mapping[str, Any], key: str, where: str, default: Optional[list] = None) -> List[Any]:
+def _list(value: Mapping[str, Any], key: str, where: str, default: list | None = None) -> list[Any]:
     found = value.get(key, default)
     if not isinstance(found, list) or (default is None and not found):
-        raise _Wrong(f"{where}.{key}".lstrip("."), "must be a list" + (" with entries" if default is None else ""))
+        raise _Wrong(
+            f"{where}.{key}".lstrip("."), "must be a list" + (" with entries" if default is None else "")
+        )
     return found
 
 
-def _texts(value: Mapping[str, Any], key: str, where: str, default: Optional[list] = None) -> List[str]:
+def _texts(value: Mapping[str, Any], key: str, where: str, default: list | None = None) -> list[str]:
     found = _list(value, key, where, default)
     if not all(isinstance(one, str) and one for one in found):
         raise _Wrong(f"{where}.{key}", "must hold texts")
@@ -179,12 +186,14 @@ def _file(value: Any, where: str) -> File:
         if not isinstance(known, dict) or not known or not all(isinstance(v, str) for v in known.values()):
             raise _Wrong(f"{here}.sha256", "must be {version: digest}")
     lines = value.get("marker_lines")
-    if not (lines is None or (isinstance(lines, int) and not isinstance(lines, bool)) or isinstance(lines, dict)):
+    if not (
+        lines is None or (isinstance(lines, int) and not isinstance(lines, bool)) or isinstance(lines, dict)
+    ):
         raise _Wrong(f"{where}.marker_lines", "must be a number or {version: [lines]}")
     return File(path, module, create, edits, fingerprints, _texts(value, "markers", where, []), lines)
 
 
-def _module_names(parts: Tuple[str, ...]) -> List[str]:
+def _module_names(parts: tuple[str, ...]) -> list[str]:
     if not parts[-1].endswith(".py"):
         return []
     dotted = ".".join(parts)[: -len(".py")]
@@ -210,7 +219,7 @@ def _edit(value: Any, where: str) -> None:
             raise _Wrong(f"{here}.branch", "must be body or else")
 
 
-def _flag(value: Any) -> Dict[str, Any]:
+def _flag(value: Any) -> dict[str, Any]:
     _known(value, "flag", {"option", "field", "accept", "refuse", "validator"})
     if not _text(value, "option", "flag").startswith("--"):
         raise _Wrong("flag.option", "must start with --")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 
 class Refused(Exception):
     """The operation was refused before anything changed.
@@ -11,7 +9,7 @@ class Refused(Exception):
     ``summary`` says what was wrong and where, ``remedy`` what to do; ``diff`` shows a drift.
     """
 
-    def __init__(self, summary: str, remedy: Optional[str] = None, diff: Optional[str] = None) -> None:
+    def __init__(self, summary: str, remedy: str | None = None, diff: str | None = None) -> None:
         super().__init__(summary)
         self.summary = summary
         self.remedy = remedy

@@ -10,7 +10,7 @@ import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable
 
 StepHook = Callable[[str], None]
 # these sign or describe the old content; copied onto new content they would be wrong
@@ -22,7 +22,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read(path: Path) -> Optional[bytes]:
+def read(path: Path) -> bytes | None:
     """Return a file's bytes, or None when there is no such file."""
     try:
         return path.read_bytes()
@@ -37,19 +37,17 @@ class Attributes:
     mode: int = 0o644
     uid: int = -1
     gid: int = -1
-    xattrs: Dict[str, bytes] = field(default_factory=dict)
+    xattrs: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, path: Path) -> Attributes:
         """Read them from an existing file."""
         found = path.stat()
-        xattrs: Dict[str, bytes] = {}
+        xattrs: dict[str, bytes] = {}
         # a file system without extended attributes has none to keep
         with contextlib.suppress(OSError, AttributeError):
             xattrs = {
-                name: os.getxattr(path, name)
-                for name in os.listxattr(path)
-                if name not in _BOUND_TO_CONTENT
+                name: os.getxattr(path, name) for name in os.listxattr(path) if name not in _BOUND_TO_CONTENT
             }
         return cls(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, xattrs)
 
@@ -113,8 +111,8 @@ def write_json(path: Path, value: Any, step: StepHook) -> None:
     replace_atomically(path, text.encode("utf-8", "surrogatepass"), step)
 
 
-def read_json(path: Path) -> Optional[Dict[str, Any]]:
-    """Return the JSON object in ``path``, or None when there is no such file. ValueError when it is damaged."""
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in ``path``, or None without such a file. ValueError when it is damaged."""
     data = read(path)
     if data is None:
         return None

@@ -4,6 +4,8 @@ It takes one JSON request on standard input and writes one JSON answer on the st
 started with. The engine reads this file as text; importing it does nothing.
 """
 
+from __future__ import annotations
+
 import argparse
 import base64
 import contextlib
@@ -18,17 +20,19 @@ import os
 import sys
 import traceback
 import warnings
+from pathlib import Path
+from typing import Any
 
 
-def locate(request):
+def locate(request: Any) -> Any:
     """Say where this interpreter finds SGLang, without importing it (that takes seconds)."""
     spec = importlib.util.find_spec("sglang")
     folders = list(spec.submodule_search_locations or []) if spec else []
     return {
         "executable": sys.executable,
-        "version": "%d.%d.%d" % sys.version_info[:3],
+        "version": "{}.{}.{}".format(*sys.version_info[:3]),
         "prefix": sys.prefix,
-        "sys_path": [os.path.realpath(folder) for folder in sys.path if os.path.isdir(folder)],
+        "sys_path": [os.path.realpath(folder) for folder in sys.path if Path(folder).is_dir()],
         "sglang": folders[0] if folders else None,
     }
 
@@ -36,24 +40,24 @@ def locate(request):
 class Staged(importlib.machinery.SourceFileLoader):
     """Loads a module from staged bytes as if they lay at the module's own path already."""
 
-    def __init__(self, name, path, data):
+    def __init__(self, name: str, path: str, data: bytes) -> None:
         super().__init__(name, path)
         self.data = data
 
-    def get_code(self, name):
+    def get_code(self, name: str) -> Any:
         return compile(self.data, self.path, "exec", dont_inherit=True)
 
-    def get_data(self, path):
+    def get_data(self, path: Any) -> bytes:
         return self.data if path == self.path else super().get_data(path)
 
 
 class Finder:
     """Puts the staged modules in front of whatever this interpreter would have imported."""
 
-    def __init__(self, modules):
+    def __init__(self, modules: Any) -> None:
         self.modules = {module["name"]: module for module in modules}
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         module = self.modules.get(name)
         if module is None:
             return None
@@ -62,24 +66,26 @@ class Finder:
         # decorators such as triton.jit read their own source while they are imported
         lines = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="replace").readlines()
         linecache.cache[file] = (len(data), None, lines, file)
-        package = [os.path.dirname(file)] if os.path.basename(file) == "__init__.py" else None
+        package = [str(Path(file).parent)] if Path(file).name == "__init__.py" else None
         return importlib.util.spec_from_file_location(
             name, file, loader=Staged(name, file, data), submodule_search_locations=package
         )
 
 
-def import_all(request):
+def import_all(request: Any) -> Any:
     """Import the modules, say which file each came from, and then try the flag."""
-    seen = []
+    seen: list[str] = []
 
-    def remember(message, category, filename, lineno, file=None, line=None):
-        seen.append("%s: %s" % (category.__name__, " ".join(str(message).split())))
+    def remember(
+        message: Any, category: Any, filename: Any, lineno: Any, file: Any = None, line: Any = None
+    ) -> None:
+        seen.append("{}: {}".format(category.__name__, " ".join(str(message).split())))
 
     warnings.showwarning = remember
     staged = [module for module in request["modules"] if module.get("staged")]
     if staged:
         sys.meta_path.insert(0, Finder(staged))
-    answer = {"modules": [], "flag": [], "warnings": seen}
+    answer: dict[str, Any] = {"modules": [], "flag": [], "warnings": seen}
     for wanted in request["modules"]:
         found = import_one(wanted)
         answer["modules"].append(found)
@@ -89,32 +95,38 @@ def import_all(request):
         try:
             answer["flag"] = try_flag(request["flag"])
         except BaseException as error:
-            answer["flag"] = [{"ok": False, "line": "cannot be tried: %s: %s" % (type(error).__name__, error)}]
+            answer["flag"] = [{"ok": False, "line": f"cannot be tried: {type(error).__name__}: {error}"}]
     return answer
 
 
-def import_one(wanted):
-    found = {"name": wanted["name"], "file": None, "sha256": None, "stale": False, "error": None}
+def import_one(wanted: Any) -> Any:
+    found: dict[str, Any] = {
+        "name": wanted["name"],
+        "file": None,
+        "sha256": None,
+        "stale": False,
+        "error": None,
+    }
     try:
         module = importlib.import_module(wanted["name"])
     except BaseException:
         # SystemExit too: a module that exits while it is imported would end the server
         found["error"] = traceback.format_exc().rstrip().splitlines()
         return found
-    found["file"] = os.path.realpath(module.__file__)
+    found["file"] = os.path.realpath(str(module.__file__))
     if wanted.get("staged"):
         return found
-    with open(found["file"], "rb") as stream:
-        data = stream.read()
+    data = Path(found["file"]).read_bytes()
     found["sha256"] = hashlib.sha256(data).hexdigest()
     cached = getattr(module, "__cached__", None)
-    if cached and os.path.exists(cached):
-        loaded = module.__spec__.loader.get_code(wanted["name"])
-        found["stale"] = loaded != compile(data, module.__file__, "exec", dont_inherit=True)
+    if cached and Path(cached).exists():
+        loader: Any = module.__spec__ and module.__spec__.loader
+        loaded = loader.get_code(wanted["name"])
+        found["stale"] = loaded != compile(data, str(module.__file__), "exec", dont_inherit=True)
     return found
 
 
-def try_flag(flag):
+def try_flag(flag: Any) -> Any:
     """Parse the flag as the server's command line would, and say what came of each value."""
     server_args = importlib.import_module("sglang.srt.server_args")
     parser = argparse.ArgumentParser(prog="sglang")
@@ -124,14 +136,14 @@ def try_flag(flag):
         module, function = flag["validator"].split(":")
         validate = getattr(importlib.import_module(module), function)
 
-    def parse(text):
+    def parse(text: str) -> Any:
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
-                space = parser.parse_args(["--model-path", "x", "%s=%s" % (flag["option"], text)])
+                space = parser.parse_args(["--model-path", "x", "{}={}".format(flag["option"], text)])
         except SystemExit:
             lines = said.getvalue().strip().splitlines() or ["refused"]
-            raise ValueError(lines[-1])
+            raise ValueError(lines[-1]) from None
         value = getattr(space, flag["field"])
         if validate:
             validate(value)
@@ -142,26 +154,30 @@ def try_flag(flag):
         try:
             value = parse(text)
         except Exception as error:
-            lines.append({"ok": False, "line": "%s %s was refused: %s" % (flag["option"], text, error)})
+            lines.append({"ok": False, "line": "{} {} was refused: {}".format(flag["option"], text, error)})
             continue
         good = value == wanted and type(value) is type(wanted)
-        line = "%s %s gives %s=%r (%s)" % (flag["option"], text, flag["field"], value, type(value).__name__)
-        lines.append({"ok": good, "line": line + ("" if good else ", not %r" % (wanted,))})
+        line = "{} {} gives {}={!r} ({})".format(
+            flag["option"], text, flag["field"], value, type(value).__name__
+        )
+        lines.append({"ok": good, "line": line + ("" if good else f", not {wanted!r}")})
     for text in flag.get("refuse", []):
         try:
             value = parse(text)
         except ValueError as error:
-            lines.append({"ok": True, "line": "%s %s is refused: %s" % (flag["option"], text, error)})
+            lines.append({"ok": True, "line": "{} {} is refused: {}".format(flag["option"], text, error)})
         except Exception as error:
-            said = "%s: %s" % (type(error).__name__, error)
-            lines.append({"ok": False, "line": "%s %s broke the parser: %s" % (flag["option"], text, said)})
+            said = f"{type(error).__name__}: {error}"
+            lines.append(
+                {"ok": False, "line": "{} {} broke the parser: {}".format(flag["option"], text, said)}
+            )
         else:
-            line = "%s %s was accepted as %r, must be refused" % (flag["option"], text, value)
+            line = "{} {} was accepted as {!r}, must be refused".format(flag["option"], text, value)
             lines.append({"ok": False, "line": line})
     return lines
 
 
-def main():
+def main() -> None:
     request = json.load(sys.stdin)
     # what an import prints must not mix with the answer
     answer_to = os.dup(1)
@@ -173,7 +189,7 @@ def main():
     sys.stderr.flush()
     data = json.dumps(answer).encode("ascii")
     while data:
-        data = data[os.write(answer_to, data):]
+        data = data[os.write(answer_to, data) :]
     # libraries that were imported may keep threads; there is nothing left to wait for
     os._exit(0)
 

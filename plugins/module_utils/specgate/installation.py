@@ -14,7 +14,6 @@ import subprocess
 from dataclasses import dataclass, field
 from email.parser import BytesHeaderParser
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
 from urllib.parse import unquote, urlparse
 
 from . import fs, interpreter
@@ -33,13 +32,13 @@ class Installation:
     root: Path
     kind: str
     version: str
-    dist_info: Optional[Path] = None
-    interpreter: Optional[Interpreter] = None
-    visible: Optional[bool] = None
-    others: List[Dict[str, str]] = field(default_factory=list)
-    notes: List[str] = field(default_factory=list)
-    given: Dict[str, str] = field(default_factory=dict)
-    record: Dict[str, str] = field(default_factory=dict)
+    dist_info: Path | None = None
+    interpreter: Interpreter | None = None
+    visible: bool | None = None
+    others: list[dict[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    given: dict[str, str] = field(default_factory=dict)
+    record: dict[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -57,7 +56,7 @@ class Installation:
         """Return where a file of the package lies."""
         return self.root.joinpath(*relative.split("/"))
 
-    def pristine_sha256(self, relative: str) -> Optional[str]:
+    def pristine_sha256(self, relative: str) -> str | None:
         """Return the digest of a file's pristine bytes; None when the pristine package has no such file."""
         if relative in self.given:
             return self.given[relative]
@@ -68,29 +67,36 @@ class Installation:
             return None if blob is None else fs.sha256(blob)
         return None
 
-    def commit_bytes(self, relative: str) -> Optional[bytes]:
+    def commit_bytes(self, relative: str) -> bytes | None:
         """Return a file as the git commit holds it, or None."""
         if self.kind not in ("git", "editable"):
             return None
         return _git(self.root, "cat-file", "blob", f"HEAD:./{relative}")
 
-    def describe(self, state: str) -> Dict[str, object]:
+    def describe(self, state: str) -> dict[str, object]:
         """Return the document's key ``installation``."""
         return {
-            "root": str(self.root), "kind": self.kind, "version": self.version,
+            "root": str(self.root),
+            "kind": self.kind,
+            "version": self.version,
             "python": self.interpreter.path if self.interpreter else None,
-            "visible": self.visible, "dist_info": str(self.dist_info) if self.dist_info else None,
-            "others": self.others, "state": state, "notes": list(self.notes),
+            "visible": self.visible,
+            "dist_info": str(self.dist_info) if self.dist_info else None,
+            "others": self.others,
+            "state": state,
+            "notes": list(self.notes),
         }
 
 
 def find(options: Options) -> Installation:
     """Find the installation that ``--root`` or ``--python`` names. Raises Refused."""
     if options.root is None and options.python is None:
-        raise Refused("neither --root nor --python says which SGLang is meant",
-                      "give the server's interpreter: --python /path/to/venv/bin/python")
+        raise Refused(
+            "neither --root nor --python says which SGLang is meant",
+            "give the server's interpreter: --python /path/to/venv/bin/python",
+        )
     python = interpreter.ask(options.python, options.env) if options.python else None
-    notes: List[str] = []
+    notes: list[str] = []
     if options.root is not None:
         root = _given_root(options.root)
         if python is None:
@@ -114,34 +120,44 @@ def find(options: Options) -> Installation:
 def _given_root(text: str) -> Path:
     root = Path(text)
     if not root.is_dir():
-        raise Refused(f"--root {text} is not a folder", "give the folder that holds sglang/ and its dist-info")
+        raise Refused(
+            f"--root {text} is not a folder", "give the folder that holds sglang/ and its dist-info"
+        )
     if not (root / "sglang" / "__init__.py").is_file():
         held = root.name == "sglang" and (root / "__init__.py").is_file()
-        raise Refused(f"--root {text} holds no SGLang (no sglang/__init__.py)",
-                      f"give {root.parent}" if held else "give the folder that holds sglang/")
+        raise Refused(
+            f"--root {text} holds no SGLang (no sglang/__init__.py)",
+            f"give {root.parent}" if held else "give the folder that holds sglang/",
+        )
     return _real_root(root / "sglang")
 
 
 def _real_root(package: Path) -> Path:
     real = package.resolve()
     if real.name != "sglang":
-        raise Refused(f"{package} is a link to {real}, which is not called sglang", "use an installation without it")
+        raise Refused(
+            f"{package} is a link to {real}, which is not called sglang", "use an installation without it"
+        )
     return real.parent
 
 
-def _seen_by(python: Interpreter, notes: List[str]) -> Path:
+def _seen_by(python: Interpreter, notes: list[str]) -> Path:
     if python.sglang:
         return _real_root(Path(python.sglang))
     unseen = [
-        str(folder) for folder in sorted(Path(python.prefix).glob("lib*/python3*/*-packages"))
+        str(folder)
+        for folder in sorted(Path(python.prefix).glob("lib*/python3*/*-packages"))
         if (folder / "sglang" / "__init__.py").is_file()
     ]
-    remedy = f"there is one in {unseen[0]}, which it does not read: use the interpreter that does, or --root" \
-        if unseen else "install SGLang there, or give the server's own interpreter"
+    remedy = (
+        f"there is one in {unseen[0]}, which it does not read: use the interpreter that does, or --root"
+        if unseen
+        else "install SGLang there, or give the server's own interpreter"
+    )
     raise Refused(f"{python.path} (Python {python.version}) sees no SGLang", remedy)
 
 
-def _venv_interpreter(root: Path, options: Options) -> Optional[Interpreter]:
+def _venv_interpreter(root: Path, options: Options) -> Interpreter | None:
     """Return the interpreter of the virtual environment around ``root``, when there is one."""
     if root.name in ("site-packages", "dist-packages") and len(root.parents) > 2:
         for name in ("python", "python3"):
@@ -152,7 +168,7 @@ def _venv_interpreter(root: Path, options: Options) -> Optional[Interpreter]:
     return None
 
 
-def _describe(root: Path, python: Optional[Interpreter]) -> Installation:
+def _describe(root: Path, python: Interpreter | None) -> Installation:
     """Say what kind of installation ``root`` is, which version, and what its RECORD says."""
     own, elsewhere = _dist_infos([str(root)]), _dist_infos(python.sys_path if python else [])
     for info in own:
@@ -161,13 +177,20 @@ def _describe(root: Path, python: Optional[Interpreter]) -> Installation:
             version = _metadata_version(info) or _source_version(root) or "unknown"
             found = Installation(root, "wheel", version, info, record=record)
             if len(own) > 1:
-                found.notes.append(f"{len(own)} dist-info folders of SGLang lie in {root}; {info.name} was used")
+                found.notes.append(
+                    f"{len(own)} dist-info folders of SGLang lie in {root}; {info.name} was used"
+                )
             return found
     editable = next((info for info in own + elsewhere if _points_to(info, root)), None)
     # a virtual environment may lie inside some other project's checkout
     held = _git(root, "cat-file", "-e", "HEAD:./sglang/__init__.py") is not None
     commit = _git(root, "rev-parse", "HEAD") if held else None
-    version = (_tag(root) if held else None) or (_metadata_version(editable) if editable else None) or _source_version(root) or "unknown"
+    version = (
+        (_tag(root) if held else None)
+        or (_metadata_version(editable) if editable else None)
+        or _source_version(root)
+        or "unknown"
+    )
     if commit is None:
         found = Installation(root, "unknown", version, editable or (own[0] if own else None))
         found.notes.append("neither a RECORD nor a git commit says which bytes are pristine: give --pristine")
@@ -177,32 +200,32 @@ def _describe(root: Path, python: Optional[Interpreter]) -> Installation:
     return found
 
 
-def _dist_infos(folders: List[str]) -> List[Path]:
-    found: List[Path] = []
+def _dist_infos(folders: list[str]) -> list[Path]:
+    found: list[Path] = []
     for folder in folders:
         with contextlib.suppress(OSError):
             found += sorted(path for path in Path(folder).iterdir() if _DIST_INFO.match(path.name))
     return found
 
 
-def _read_record(info: Path) -> Dict[str, str]:
+def _read_record(info: Path) -> dict[str, str]:
     """Return path → hex sha256 for the files that a RECORD lists with one. (RECORD: PEP 376, PEP 427.)"""
     data = fs.read(info / "RECORD")
-    found: Dict[str, str] = {}
+    found: dict[str, str] = {}
     for row in csv.reader((data or b"").decode("utf-8", "replace").splitlines()):
         if len(row) >= 2 and row[1].startswith("sha256="):
-            text = row[1][len("sha256="):]
+            text = row[1][len("sha256=") :]
             with contextlib.suppress(ValueError):
                 found[row[0]] = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).hex()
     return found
 
 
-def _metadata_version(info: Path) -> Optional[str]:
+def _metadata_version(info: Path) -> str | None:
     data = fs.read(info / "METADATA") or fs.read(info / "PKG-INFO")
     return BytesHeaderParser().parsebytes(data).get("Version") if data else None
 
 
-def _source_version(root: Path) -> Optional[str]:
+def _source_version(root: Path) -> str | None:
     """Read ``__version__ = "…"`` from the package's version file without importing it."""
     for name in _VERSION_FILES:
         data = fs.read(root / "sglang" / name)
@@ -232,27 +255,29 @@ def _points_to(info: Path, root: Path) -> bool:
     return False
 
 
-def _git(root: Path, *arguments: str) -> Optional[bytes]:
+def _git(root: Path, *arguments: str) -> bytes | None:
     """Run git in ``root`` and return what it prints; None when it fails or is not there."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     # a checkout often belongs to another user than root; only plumbing that runs no hooks is used
     command = ["git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
 
 
-def _tag(root: Path) -> Optional[str]:
+def _tag(root: Path) -> str | None:
     said = _git(root, "describe", "--tags", "--exact-match", "HEAD")
     match = re.fullmatch(r"v(\d[^-\s]*)", (said or b"").decode("ascii", "replace").strip())
     return match.group(1) if match else None
 
 
-def _others(root: Path, python: Optional[Interpreter]) -> List[Dict[str, str]]:
+def _others(root: Path, python: Interpreter | None) -> list[dict[str, str]]:
     """Return the other SGLang trees that the interpreter's path and its dist-infos tell of."""
-    found: Dict[Path, str] = {}
+    found: dict[Path, str] = {}
     for folder in [str(root), *(python.sys_path if python else [])]:
         package = Path(folder) / "sglang"
         if (package / "__init__.py").is_file():
@@ -262,13 +287,13 @@ def _others(root: Path, python: Optional[Interpreter]) -> List[Dict[str, str]]:
                 version = (_metadata_version(infos[0]) if infos else None) or _source_version(place)
                 found[place] = version or "unknown"
     for info in _dist_infos(python.sys_path if python else []):
-        place, version = _project_of(info)
-        if place is not None and place != root and (place / "sglang" / "__init__.py").is_file():
-            found.setdefault(place, version)
+        project, version = _project_of(info)
+        if project is not None and project != root and (project / "sglang" / "__init__.py").is_file():
+            found.setdefault(project, version)
     return [{"root": str(place), "version": version} for place, version in sorted(found.items())]
 
 
-def _project_of(info: Path) -> Tuple[Optional[Path], str]:
+def _project_of(info: Path) -> tuple[Path | None, str]:
     """Return the source folder and version that an editable dist-info names (SGLang's lies in python/)."""
     version = _metadata_version(info) or "unknown"
     with contextlib.suppress(ValueError, KeyError, AttributeError):

@@ -10,9 +10,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any
 
 from . import inside  # noqa: F401  (read as text below; the import makes Ansible ship it)
 from .errors import Refused
@@ -27,14 +28,14 @@ class Interpreter:
     path: str
     version: str
     prefix: str
-    sys_path: List[str]
-    sglang: Optional[str]
+    sys_path: list[str]
+    sglang: str | None
 
 
 class NoAnswer(Exception):
     """The interpreter ended, or was ended, without an answer; ``lines`` are the last it wrote."""
 
-    def __init__(self, reason: str, lines: List[str]) -> None:
+    def __init__(self, reason: str, lines: list[str]) -> None:
         super().__init__(reason)
         self.reason = reason
         self.lines = lines
@@ -44,12 +45,12 @@ class NoAnswer(Exception):
 class Answer:
     """An interpreter's answer, and what it wrote to standard error meanwhile."""
 
-    value: Dict[str, Any]
-    stderr: List[str]
+    value: dict[str, Any]
+    stderr: list[str]
 
 
-def environment(extra: Mapping[str, str]) -> Dict[str, str]:
-    """Return the environment for the server's interpreter: ours without PYTHON*, plus what was asked for."""
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for the server's interpreter: ours without PYTHON*, plus ``extra``."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env.update(extra)
     env["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -64,12 +65,12 @@ def find(python: str) -> str:
         raise Refused(f"interpreter {python} does not exist", remedy)
     path = Path(found)
     if not path.exists():
-        raise Refused(f"interpreter {python} is a link to {os.readlink(found)}, which does not exist", remedy)
+        raise Refused(f"interpreter {python} is a link to {path.readlink()}, which does not exist", remedy)
     if not path.is_file():
         raise Refused(f"interpreter {python} is not a file", remedy)
     if not os.access(found, os.X_OK):
         raise Refused(f"interpreter {python} is not executable", remedy)
-    return os.path.abspath(found)
+    return str(path.absolute())
 
 
 def ask(python: str, env: Mapping[str, str]) -> Interpreter:
@@ -93,8 +94,13 @@ def run(python: str, request: Mapping[str, Any], env: Mapping[str, str], timeout
     with tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(
-                [python, "-B", "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                env=environment(env), cwd="/", start_new_session=True,
+                [python, "-B", "-c", text],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment(env),
+                cwd="/",
+                start_new_session=True,
             )
         except OSError as error:
             raise NoAnswer(f"cannot be started: {error.strerror}", [str(error.strerror)]) from error

@@ -6,7 +6,7 @@ import getpass
 import os
 import secrets
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Optional, Union
+from typing import Any, Callable
 
 DEFAULT_STORE = "/var/lib/specgate"
 
@@ -31,18 +31,18 @@ class Options:
     name of each step of a transaction as it is reached; the accident tests kill the engine there.
     """
 
-    root: Optional[str] = None
-    python: Optional[str] = None
-    bundle: Union[str, Dict[str, Any], None] = None
+    root: str | None = None
+    python: str | None = None
+    bundle: str | dict[str, Any] | None = None
     store: str = DEFAULT_STORE
     no_import: bool = False
-    env: Dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     import_timeout: float = 180.0
     accept_unknown_code: bool = False
-    pristine: Dict[str, str] = field(default_factory=dict)
+    pristine: dict[str, str] = field(default_factory=dict)
     actor: str = field(default_factory=default_actor)
     run_id: str = field(default_factory=lambda: secrets.token_hex(6))
     check: bool = False
     diff: bool = False
-    last: Optional[int] = None
+    last: int | None = None
     on_step: Callable[[str], None] = _no_step

@@ -12,8 +12,9 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any
 
 from . import fs
 from .errors import Refused
@@ -25,7 +26,7 @@ class Store:
     """The folder that ``--store`` names. Creating the object reads and writes nothing."""
 
     def __init__(self, path: str) -> None:
-        self.path = Path(os.path.abspath(path))
+        self.path = Path(path).absolute()
         self.objects = self.path / "objects"
         self.drift = self.path / "drift"
         self.audit = self.path / "audit.jsonl"
@@ -36,11 +37,15 @@ class Store:
             self.path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             mode = self.path.stat().st_mode
         except OSError as error:
-            raise Refused(f"the store {self.path} cannot be made: {error.strerror}",
-                          "run as root, or give another folder with --store") from error
+            raise Refused(
+                f"the store {self.path} cannot be made: {error.strerror}",
+                "run as root, or give another folder with --store",
+            ) from error
         if mode & stat.S_IWOTH:
-            raise Refused(f"the store {self.path} can be written by everyone, so nothing in it can be trusted",
-                          f"chmod o-w {self.path}")
+            raise Refused(
+                f"the store {self.path} can be written by everyone, so nothing in it can be trusted",
+                f"chmod o-w {self.path}",
+            )
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise Refused(f"the store {self.path} cannot be written", "run as root, or give another --store")
 
@@ -48,12 +53,12 @@ class Store:
         """Return where the pristine bytes with this sha256 lie."""
         return self.objects / digest[:2] / digest
 
-    def object(self, digest: str) -> Optional[bytes]:
+    def object(self, digest: str) -> bytes | None:
         """Return pristine bytes by sha256; None when the store has none, or has them damaged."""
         data = fs.read(self.object_path(digest))
         return data if data is not None and fs.sha256(data) == digest else None
 
-    def bundle(self, digest: str) -> Optional[Dict[str, Any]]:
+    def bundle(self, digest: str) -> dict[str, Any] | None:
         """Return a bundle that was applied, by its sha256."""
         with contextlib.suppress(ValueError):
             return fs.read_json(self.path / "bundles" / f"{digest}.json")
@@ -74,15 +79,15 @@ class InstallationStore:
         self.journal_path = folder / "journal.json"
         self.transaction = folder / "transaction"
 
-    def state(self) -> Optional[Dict[str, Any]]:
+    def state(self) -> dict[str, Any] | None:
         """Return what is applied, or None. Raises Refused when the file is damaged."""
         return self._json(self.state_path)
 
-    def journal(self) -> Optional[Dict[str, Any]]:
+    def journal(self) -> dict[str, Any] | None:
         """Return the unfinished transaction, or None. Raises Refused when the file is damaged."""
         return self._json(self.journal_path)
 
-    def _json(self, path: Path) -> Optional[Dict[str, Any]]:
+    def _json(self, path: Path) -> dict[str, Any] | None:
         try:
             return fs.read_json(path)
         except ValueError as error:
@@ -104,19 +109,21 @@ class InstallationStore:
             self._put(path, data, step)
         return path
 
-    def put_bundle(self, digest: str, document: Dict[str, Any], step: fs.StepHook) -> None:
+    def put_bundle(self, digest: str, document: dict[str, Any], step: fs.StepHook) -> None:
         """Keep an applied bundle."""
         if self.store.bundle(digest) is None:
             text = json.dumps(document, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-            self._put(self.store.path / "bundles" / f"{digest}.json", text.encode("utf-8", "surrogatepass"), step)
+            self._put(
+                self.store.path / "bundles" / f"{digest}.json", text.encode("utf-8", "surrogatepass"), step
+            )
 
     def keep(self, data: bytes, step: fs.StepHook) -> None:
         """Keep bytes for the time of one transaction, so that it can be undone after a crash."""
         digest = fs.sha256(data)
-        if self.bytes(digest) is None:
+        if self.any_bytes(digest) is None:
             self._put(self.transaction / digest, data, step)
 
-    def bytes(self, digest: str) -> Optional[bytes]:
+    def any_bytes(self, digest: str) -> bytes | None:
         """Return bytes by sha256 from wherever the store has them, or None."""
         for path in (self.store.object_path(digest), self.transaction / digest, self.store.drift / digest):
             data = fs.read(path)
@@ -149,15 +156,17 @@ class InstallationStore:
             path.unlink()
 
     @contextlib.contextmanager
-    def lock(self, holder: Dict[str, Any]) -> Iterator[None]:
+    def lock(self, holder: dict[str, Any]) -> Iterator[None]:
         """Hold this installation; refuse at once when somebody else does, and say who."""
         self.store.ensure()
         try:
             self.folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise Refused(f"the store {self.store.path} cannot be written: {error.strerror}",
-                          "run as root, or give another --store") from error
+            raise Refused(
+                f"the store {self.store.path} cannot be written: {error.strerror}",
+                "run as root, or give another --store",
+            ) from error
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -178,7 +187,7 @@ class InstallationStore:
         if holder is not None:
             raise _busy(holder)
 
-    def holder(self) -> Optional[Dict[str, Any]]:
+    def holder(self) -> dict[str, Any] | None:
         """Return who holds the lock now, or None."""
         try:
             descriptor = os.open(self.folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -193,7 +202,7 @@ class InstallationStore:
             os.close(descriptor)
 
 
-def _holder_in(descriptor: int) -> Dict[str, Any]:
+def _holder_in(descriptor: int) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         value = json.loads(os.pread(descriptor, 4096, 0).decode("ascii"))
         if isinstance(value, dict):
@@ -201,16 +210,20 @@ def _holder_in(descriptor: int) -> Dict[str, Any]:
     return {}
 
 
-def _busy(holder: Dict[str, Any]) -> Refused:
+def _busy(holder: dict[str, Any]) -> Refused:
     who = "{} by {} since {} (pid {})".format(
         *(holder.get(key, "?") for key in ("operation", "actor", "since", "pid"))
     )
-    return Refused(f"another operation is at work on this installation: {who}", "wait for it to end, then try again")
+    return Refused(
+        f"another operation is at work on this installation: {who}", "wait for it to end, then try again"
+    )
 
 
-def append_audit(path: Path, line: Dict[str, Any]) -> None:
+def append_audit(path: Path, line: dict[str, Any]) -> None:
     """Append one line to the audit log and bring it to the disk. Raises OSError."""
-    data = (json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n").encode("utf-8", "surrogatepass")
+    data = (json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n").encode(
+        "utf-8", "surrogatepass"
+    )
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -226,7 +239,7 @@ def append_audit(path: Path, line: Dict[str, Any]) -> None:
         os.close(descriptor)
 
 
-def read_audit(path: Path, last: Optional[int]) -> List[Dict[str, Any]]:
+def read_audit(path: Path, last: int | None) -> list[dict[str, Any]]:
     """Return the audit log, newest last; lines cut short by a crash are left out. Raises Refused."""
     try:
         data = fs.read(path) or b""
@@ -238,4 +251,4 @@ def read_audit(path: Path, last: Optional[int]) -> List[Dict[str, Any]]:
             value = json.loads(text)
             if isinstance(value, dict):
                 lines.append(value)
-    return lines if last is None else lines[max(0, len(lines) - last):]
+    return lines if last is None else lines[max(0, len(lines) - last) :]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 from . import fs
 from .fs import Attributes
@@ -23,8 +24,8 @@ class Change:
     """One file: its bytes before and after (None: no such file), and what its new form must keep."""
 
     path: str
-    before: Optional[bytes]
-    after: Optional[bytes]
+    before: bytes | None
+    after: bytes | None
     attributes: Attributes
 
 
@@ -32,14 +33,18 @@ class Transaction:
     """One journaled change of an installation's files, under its lock."""
 
     def __init__(
-        self, store: InstallationStore, installation: Installation, changes: Sequence[Change], step: fs.StepHook
+        self,
+        store: InstallationStore,
+        installation: Installation,
+        changes: Sequence[Change],
+        step: fs.StepHook,
     ) -> None:
         self.store = store
         self.installation = installation
         self.changes = changes
         self.step = step
         self.touched = False
-        self.journal: Dict[str, Any] = {}
+        self.journal: dict[str, Any] = {}
 
     def begin(self, operation: str, actor: str, run_id: str, started: str) -> None:
         """Make sure that every old byte can be had again, and write the journal."""
@@ -47,12 +52,20 @@ class Transaction:
             if change.before is not None:
                 self.store.keep(change.before, self.step)
         self.journal = {
-            "specgate_journal": 1, "operation": operation, "actor": actor, "run_id": run_id, "started": started,
+            "specgate_journal": 1,
+            "operation": operation,
+            "actor": actor,
+            "run_id": run_id,
+            "started": started,
             "version": self.installation.version,
             "files": [
                 {
-                    "path": change.path, "before": _digest(change.before), "after": _digest(change.after),
-                    "mode": change.attributes.mode, "uid": change.attributes.uid, "gid": change.attributes.gid,
+                    "path": change.path,
+                    "before": _digest(change.before),
+                    "after": _digest(change.after),
+                    "mode": change.attributes.mode,
+                    "uid": change.attributes.uid,
+                    "gid": change.attributes.gid,
                     "xattrs": {name: value.hex() for name, value in change.attributes.xattrs.items()},
                 }
                 for change in self.changes
@@ -91,20 +104,24 @@ class Transaction:
             self.step(f"old link removed {change.path}")
         self.store.forget_journal(self.step)
 
-    def undo(self) -> List[str]:
+    def undo(self) -> list[str]:
         """Give every file its old content again; return notes for people. Raises OSError."""
         return settle(self.store, self.installation, self.journal, "before", self.step)
 
 
 def settle(
-    store: InstallationStore, installation: Installation, journal: Dict[str, Any], side: str, step: fs.StepHook
-) -> List[str]:
+    store: InstallationStore,
+    installation: Installation,
+    journal: dict[str, Any],
+    side: str,
+    step: fs.StepHook,
+) -> list[str]:
     """Bring every file of a journal to its content ``before`` or ``after``, then remove the journal.
 
     Files that somebody else changed in between are kept in the store's drift folder first; files that were
     installed anew are left alone. Returns notes for people. Raises OSError.
     """
-    notes: List[str] = []
+    notes: list[str] = []
     for entry in journal.get("files", []):
         target = installation.path(entry["path"])
         fresh, old, wanted = _fresh(target), _old(target), entry[side]
@@ -118,7 +135,9 @@ def settle(
             else:
                 if foreign and live is not None:
                     kept = store.save_drift(live, step)
-                    notes.append(f"{entry['path']} was changed by somebody else meanwhile; that is kept in {kept}")
+                    notes.append(
+                        f"{entry['path']} was changed by somebody else meanwhile; that is kept in {kept}"
+                    )
                 _restore(store, target, wanted, entry, step)
         old.unlink(missing_ok=True)
         drop_bytecode(target)
@@ -128,7 +147,7 @@ def settle(
 
 
 def _restore(
-    store: InstallationStore, target: Path, wanted: Optional[str], entry: Dict[str, Any], step: fs.StepHook
+    store: InstallationStore, target: Path, wanted: str | None, entry: dict[str, Any], step: fs.StepHook
 ) -> None:
     old = _old(target)
     if wanted is None:
@@ -136,11 +155,12 @@ def _restore(
     elif _digest(fs.read(old)) == wanted:
         old.replace(target)
     else:
-        data = store.bytes(wanted)
+        data = store.any_bytes(wanted)
         if data is None:
             raise FileNotFoundError(2, "the store has lost the bytes to restore", str(target))
         xattrs = {name: bytes.fromhex(value) for name, value in entry["xattrs"].items()}
-        fs.write_new(_fresh(target), data, Attributes(entry["mode"], entry["uid"], entry["gid"], xattrs), step)
+        kept = Attributes(entry["mode"], entry["uid"], entry["gid"], xattrs)
+        fs.write_new(_fresh(target), data, kept, step)
         _fresh(target).replace(target)
     fs.sync_folder(target.parent)
     step(f"restored {entry['path']}")
@@ -152,7 +172,7 @@ def drop_bytecode(source: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _digest(data: Optional[bytes]) -> Optional[str]:
+def _digest(data: bytes | None) -> str | None:
     return None if data is None else fs.sha256(data)
 
 
