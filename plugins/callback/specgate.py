@@ -1,0 +1,242 @@
+"""Readable rollouts: one line a host while it works, the failing gate with its evidence, one table at the end.
+
+It is Ansible's default output, except where a result holds the engine's document.
+"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: specgate
+type: stdout
+short_description: Readable rollouts
+description:
+  - Ansible's default output, except that a result of a Specgate module is shown as one line for the host, a failure without
+    the dump of everything that was known, and the end as one table at 80 columns with the failing gate above it.
+  - With C(-v) the default output comes back, documents included.
+extends_documentation_fragment:
+  - default_callback
+  - result_format_callback
+requirements:
+  - set as stdout in configuration
+"""
+
+from typing import Any
+
+from ansible import constants as C
+from ansible.plugins.callback.default import CallbackModule as Default
+
+GATES = ("source", "compile", "import", "flag", "health", "configuration", "behaviour")
+HEADINGS = ("source", "comp", "import", "flag", "health", "conf", "behav")
+MARKS = {"passed": "ok", "failed": "FAIL", "inconclusive": "?", "skipped": "-"}
+# what begins with a line of its own, because it takes long
+SLOW = ("specgate_patch", "specgate_verify", "specgate_probe", "specgate_wait")
+# what succeeds without a word
+SILENT = ("validate_argument_spec", "set_fact", "group_by", "specgate_lock", "assert", "include_role", "import_role")
+EVIDENCE_LINES = 20
+
+
+def short(name: str) -> str:
+    """Return a host's name without its domain; addresses stay whole."""
+    return name if name.replace(".", "").isdigit() else name.split(".")[0]
+
+
+def table(headings: tuple[str, ...], rows: list[list[str]], width: int = 80) -> list[str]:
+    """Return the lines of a table that fits ``width`` columns; the first column gives way."""
+    widths = [max(len(cell) for cell in column) for column in zip(headings, *rows, strict=True)]
+    over = sum(widths) + len(widths) - 1 - width
+    widths[0] = max(min(widths[0], 6), widths[0] - max(over, 0))
+
+    def line(cells: tuple[str, ...] | list[str]) -> str:
+        fitted = [cell if len(cell) <= w else cell[: w - 1] + "…" for cell, w in zip(cells, widths, strict=True)]
+        return " ".join(cell.ljust(w) for cell, w in zip(fitted, widths, strict=True)).rstrip()
+
+    return [line(headings), *(line(row) for row in rows)]
+
+
+class Host:
+    """What is known of one host at the end of the run."""
+
+    def __init__(self) -> None:
+        self.version = self.variant = self.state = ""
+        self.gates: dict[str, str] = {}
+        self.failed: list[dict[str, Any]] = []
+        self.capabilities: dict[str, Any] = {}
+        self.changed = False
+
+    def learn(self, result: dict[str, Any]) -> None:
+        """Take in a result that holds a document."""
+        document = result["specgate"]
+        installation, bundle = document.get("installation") or {}, document.get("bundle") or {}
+        self.version = installation.get("version") or self.version
+        self.state = installation.get("state") or self.state
+        self.variant = bundle.get("variant") or self.variant
+        self.capabilities = result.get("host") or self.capabilities
+        self.changed |= bool(document.get("changed"))
+        for gate in document.get("gates") or []:
+            self.gates[gate["gate"]] = MARKS.get(gate["outcome"], gate["outcome"])
+            if gate["outcome"] in ("failed", "inconclusive"):
+                self.failed.append(gate)
+
+
+class CallbackModule(Default):
+    """The output of ansible-playbook."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "stdout"
+    CALLBACK_NAME = "specgate"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hosts: dict[str, Host] = {}
+        self._problems: dict[str, str] = {}
+        self._preflight_due = False
+        self._diffs: dict[str, str] = {}
+
+    # while it runs
+
+    def v2_playbook_on_play_start(self, play: Any) -> None:
+        """Show what preflight found before anything else begins."""
+        self._show_preflight()
+        super().v2_playbook_on_play_start(play)
+
+    def v2_runner_on_start(self, host: Any, task: Any) -> None:
+        """Say that a host is at work on something that takes long."""
+        super().v2_runner_on_start(host, task)
+        if task.action in SLOW:
+            if self._last_task_banner != task._uuid:
+                self._print_task_banner(task)
+            self._display.display(f"{short(host.name)}: …", color=C.COLOR_VERBOSE)
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """Show a document as one line; say nothing of bookkeeping that went well."""
+        document = result.result.get("specgate")
+        if self._display.verbosity:
+            if document:
+                self._learn(result)
+            super().v2_runner_on_ok(result)
+        elif document:
+            self._learn(result)
+            # what preflight found is in its table
+            if document["operation"] != "inspect":
+                self._line(result, document["summary"], C.COLOR_CHANGED if result.result.get("changed") else C.COLOR_OK)
+            self._handle_warnings_and_exception(result)
+        elif result.task.action.rpartition(".")[2] not in SILENT:
+            super().v2_runner_on_ok(result)
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        """Show the reason, and the evidence of the gate that failed."""
+        if result.result.get("specgate"):
+            self._learn(result)
+        if not ignore_errors:
+            self._problems[result.host.name] = str(result.result.get("msg", "failed")).strip()
+        if self._display.verbosity or result.task.loop or not result.result.get("msg"):
+            super().v2_runner_on_failed(result, ignore_errors)
+            return
+        result.result.pop("exception", None)
+        self._handle_warnings_and_exception(result)
+        self._line(result, f"FAILED: {result.result['msg']}", C.COLOR_ERROR)
+        for gate in (result.result.get("specgate") or {}).get("gates") or []:
+            if gate["outcome"] in ("failed", "inconclusive"):
+                self._evidence(gate)
+        for stream in ("stderr", "stdout"):
+            for line in str(result.result.get(stream) or "").splitlines()[-EVIDENCE_LINES:]:
+                self._display.display(f"    {line}", color=C.COLOR_ERROR)
+
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        """Show why in one line."""
+        if not result.task.ignore_unreachable:
+            self._problems[result.host.name] = _one_line(result.result.get("msg"))
+        if self._display.verbosity:
+            super().v2_runner_on_unreachable(result)
+            return
+        self._line(result, f"UNREACHABLE: {_one_line(result.result.get('msg'))}", C.COLOR_UNREACHABLE)
+
+    def v2_on_file_diff(self, result: Any) -> None:
+        """Show a source diff once, and for the other hosts say that theirs is the same."""
+        diff = result.result.get("diff")
+        if not result.result.get("specgate") or not diff:
+            super().v2_on_file_diff(result)
+            return
+        text, name = diff["prepared"], short(result.host.name)
+        first = self._diffs.setdefault(text, name)
+        self._line(result, f"the diff is that of {first}" if first != name else f"the diff:\n{self._get_diff(diff)}", C.COLOR_OK)
+
+    def _learn(self, result: Any) -> None:
+        document = result.result["specgate"]
+        self._hosts.setdefault(result.host.name, Host()).learn(result.result)
+        self._preflight_due |= document["operation"] == "inspect"
+
+    def _line(self, result: Any, text: str, color: str) -> None:
+        if self._last_task_banner != result.task._uuid:
+            self._print_task_banner(result.task)
+        self._display.display(f"{short(result.host.name)}: {text}", color=color)
+
+    def _evidence(self, gate: dict[str, Any]) -> None:
+        color = C.COLOR_ERROR if gate["outcome"] == "failed" else C.COLOR_WARN
+        self._display.display(f"  {gate['gate']} {gate['outcome']}: {gate.get('reason') or ''}", color=color)
+        for line in (gate.get("evidence") or [])[-EVIDENCE_LINES:]:
+            self._display.display(f"    {line}", color=color)
+
+    # at the end
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        """Show what failed, then one table of the fleet."""
+        self._show_preflight()
+        if not self._hosts or self._display.verbosity:
+            super().v2_playbook_on_stats(stats)
+        names = sorted(set(self._hosts) | (set(stats.processed) - {"localhost"}))
+        if not self._hosts or not names:
+            return
+        self._display.banner("RESULT")
+        for name, problem in sorted(self._problems.items()):
+            self._display.display(f"{short(name)}: {problem}", color=C.COLOR_ERROR)
+            for gate in self._hosts.get(name, Host()).failed:
+                self._evidence(gate)
+        rows = [self._row(name, stats.summarize(name)) for name in names]
+        # stages that no host came to take no room
+        keep = [i for i in range(len(rows[0])) if i < 3 or i >= len(rows[0]) - 1 or any(row[i] for row in rows)]
+        headings = ("host", "sglang", "variant", *HEADINGS, "changed")
+        for line in table(tuple(headings[i] for i in keep), [[row[i] for i in keep] for row in rows]):
+            self._display.display(line)
+        failed = sum(1 for name in names if self._bad(stats.summarize(name)))
+        changed = sum(1 for name in names if stats.summarize(name)["changed"])
+        self._display.display(f"\n{len(names)} hosts: changed={changed} failed={failed}",
+                              color=C.COLOR_ERROR if failed else C.COLOR_OK)
+
+    @staticmethod
+    def _bad(summary: dict[str, int]) -> bool:
+        return bool(summary["failures"] or summary["unreachable"])
+
+    def _row(self, name: str, summary: dict[str, int]) -> list[str]:
+        host = self._hosts.get(name, Host())
+        if summary["rescued"]:
+            changed = "ROLLED BACK"
+        elif self._bad(summary):
+            changed = "FAILED"
+        else:
+            changed = str(summary["changed"] or "no")
+        return [short(name), host.version, host.variant, *(host.gates.get(gate, "") for gate in GATES), changed]
+
+    def _show_preflight(self) -> None:
+        if not self._preflight_due:
+            return
+        self._preflight_due = False
+        rows = []
+        for name, host in sorted(self._hosts.items()):
+            found = host.capabilities
+            gpus = found.get("gpus") or []
+            memory = f"{len(gpus)} × {min(gpu['memory_mib'] for gpu in gpus) // 1024} GiB" if gpus else "none"
+            running = [unit for unit in found.get("units") or [] if unit["state"] == "active"]
+            rows.append([short(name), host.version or "-", host.state or "-", host.variant or "-",
+                         found.get("python") or "-", f"{(found.get('store_free_mib') or 0) / 1024:.1f} GiB", memory,
+                         f"{len(running)}/{len(found.get('units') or [])}"])
+        self._display.display("")
+        for line in table(("host", "sglang", "state", "variant", "python", "free", "gpu", "units"), rows):
+            self._display.display(line)
+
+
+def _one_line(text: Any) -> str:
+    """Return SSH's own words, without the key warning's frame and the repeated prefix."""
+    lines = [line.strip() for line in str(text or "unreachable").rpartition("can be reached over ssh: ")[2].splitlines()]
+    said = [line for line in lines if line and not set(line) <= {"@", " "}]
+    return " ".join(said) if len(said) <= 2 else " ".join((said[0], said[-1]))
