@@ -1,0 +1,179 @@
+"""What people see: a line for each host as it ends, the failures with their evidence, one table for the fleet.
+
+Also what programs see: with ``--json``, one object on standard output and nothing else there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .connect import HostError
+from .fleet import Host
+
+Document = dict[str, Any]
+Column = tuple[str, Callable[[Document], Text | str]]
+
+STYLES = {"passed": "green", "skipped": "yellow", "inconclusive": "yellow"}
+WIDTH = 80
+
+out = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
+progress = Console(stderr=True, highlight=False, width=None if Console(stderr=True).is_terminal else WIDTH)
+
+
+def no_answer(operation: str, host: Host, error: HostError) -> Document:
+    """Return the document of a host that could not give its own."""
+    return {
+        "specgate": 1,
+        "operation": operation,
+        "outcome": error.outcome,
+        "changed": False,
+        "exit_code": 1,
+        "summary": error.summary,
+        "remedy": error.remedy,
+        "host": host.name,
+        "seconds": None,
+        "installation": None,
+        "bundle": None,
+        "files": [],
+        "gates": [],
+        "warnings": [],
+        "diff": None,
+    }
+
+
+def ended(host: Host, document: Document, left: int) -> None:
+    """Print that a host has ended."""
+    more = f", {left} more at work" if left else ""
+    line = Text.assemble(f"{host.name:<14} ", _outcome(document["outcome"]), f" {_seconds(document)}{more}")
+    progress.print(line, soft_wrap=True)
+
+
+def evidence(documents: Mapping[str, Document], all_hosts: bool = False) -> None:
+    """Print what the gates saw, failed hosts first and in each the failed gate first."""
+    shown = sorted(documents.items(), key=lambda item: item[1]["exit_code"] == 0)
+    for name, document in shown:
+        if document["exit_code"] == 0 and not all_hosts:
+            continue
+        _line(f"\n{name}", "bold")
+        if document["exit_code"] != 0:
+            _line(f"  {document['outcome']}: {document['summary']}", "red")
+            if document["remedy"]:
+                _line(f"  to do: {document['remedy']}")
+        for gate in sorted(document["gates"], key=lambda each: each["outcome"] == "passed"):
+            if gate["outcome"] != "passed":
+                said = gate["reason"] or gate["proved"]
+                _line(f"  {gate['gate']} {gate['outcome']}: {said}", STYLES.get(gate["outcome"], "red"))
+            for line in gate["evidence"]:
+                _line(f"  {line}")
+        for warning in document["warnings"]:
+            _line(f"  warning: {warning}", "yellow")
+        for note in (document["installation"] or {}).get("notes", []):
+            _line(f"  note: {note}")
+
+
+def diffs(documents: Mapping[str, Document]) -> None:
+    """Print each source diff once, under the hosts that share it."""
+    groups: dict[str, list[str]] = {}
+    for name, document in documents.items():
+        if document["diff"]:
+            groups.setdefault(document["diff"], []).append(name)
+    for diff, names in groups.items():
+        _line(f"\n{', '.join(names)}", "bold")
+        for line in diff.splitlines():
+            added, removed = line.startswith("+"), line.startswith("-")
+            _line(line, "green" if added else "red" if removed else "")
+
+
+def fleet(documents: Mapping[str, Document], columns: Sequence[Column]) -> None:
+    """Print the table: a row for each host."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("host", overflow="fold")
+    for heading, _ in columns:
+        table.add_column(heading, overflow="fold", no_wrap=heading != "said")
+    for name, document in documents.items():
+        table.add_row(Text(name), *(_text(value(document)) for _, value in columns))
+    out.print()
+    out.print(table)
+
+
+def text(line: str) -> None:
+    """Print a line as it is, however long."""
+    _line(line)
+
+
+def as_json(operation: str, documents: Mapping[str, Document]) -> None:
+    """Print all documents as one JSON object."""
+    failed = [name for name, document in documents.items() if document["exit_code"] != 0]
+    said = {"specgate": 1, "operation": operation, "failed": failed, "hosts": dict(documents)}
+    print(json.dumps(said, ensure_ascii=False, indent=1))
+
+
+def outcome(document: Document) -> Text:
+    """Column: how the operation ended."""
+    return _outcome(document["outcome"])
+
+
+def said(document: Document) -> str:
+    """Column: the summary."""
+    return str(document["summary"])
+
+
+def sglang(document: Document) -> str:
+    """Column: SGLang's version."""
+    return str((document["installation"] or {}).get("version") or "-")
+
+
+def state(document: Document) -> Text:
+    """Column: pristine, patched, drifted or unfinished."""
+    value = str((document["installation"] or {}).get("state") or "-")
+    return Text(value, "red" if value in ("drifted", "unfinished") else "")
+
+
+def variant(document: Document) -> str:
+    """Column: the bundle's version and the variant that fits."""
+    bundle = document["bundle"] or {}
+    return " ".join(str(bundle[key]) for key in ("version", "variant") if bundle.get(key)) or "-"
+
+
+def changed(document: Document) -> str:
+    """Column: whether anything changed, or would."""
+    return "yes" if document["changed"] else "no"
+
+
+def seconds(document: Document) -> str:
+    """Column: how long the engine took."""
+    return _seconds(document)
+
+
+def gate(name: str) -> Column:
+    """Return the column of one gate."""
+
+    def value(document: Document) -> Text | str:
+        found = [each["outcome"] for each in document["gates"] if each["gate"] == name]
+        return _outcome(found[0], short=True) if found else "-"
+
+    return name, value
+
+
+def _outcome(value: str, short: bool = False) -> Text:
+    word = {"passed": "ok", "failed": "FAILED", "skipped": "skip"}.get(value, value) if short else value
+    return Text(word, STYLES.get(value, "red"))
+
+
+def _seconds(document: Document) -> str:
+    return "-" if document["seconds"] is None else f"{document['seconds']:.1f} s"
+
+
+def _text(value: Text | str) -> Text:
+    return value if isinstance(value, Text) else Text(value)
+
+
+def _line(line: str, style: str = "") -> None:
+    out.print(Text(line, style), soft_wrap=True)
