@@ -50,7 +50,7 @@ class Answer:
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for the server's interpreter: ours without PYTHON*, plus ``extra``."""
+    """Return the environment for the interpreter: ours without PYTHON*, plus ``extra``."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env.update(extra)
     env["PYTHONDONTWRITEBYTECODE"] = "1"
