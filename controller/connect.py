@@ -35,9 +35,7 @@ def connect(host: Host) -> fabric.Connection:
     known = _known_hosts(said)
     if host.key and not os.access(host.key, os.R_OK):
         raise HostError(f"private key {host.key} cannot be read", "correct ansible_ssh_private_key_file")
-    keys = (
-        [host.key] if host.key else [str(Path(key).expanduser()) for key in said["identityfile"].split("\n")]
-    )
+    keys = [Path(key).expanduser() for key in said["identityfile"].split("\n")]
     connection = fabric.Connection(
         said["hostname"],
         user=said["user"],

@@ -1,8 +1,8 @@
 """Runs commands and the engine on one host over one SSH connection, and on many hosts at once.
 
-The engine travels with the command: one execution whose standard input carries the engine's arguments, its zip
-file and the bundle. It is never a file on the host, so nothing goes stale there and nobody else can plant one;
-the command line is always the same, so nothing in the inventory reaches a shell or the host's process list.
+The engine travels with the command: one execution whose standard input carries the engine's arguments, its
+zip file and the bundle. It is never a file on the host, so nothing goes stale there and nobody else can plant
+one; the command line is always the same, so no argument reaches a shell or the host's process list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What people see: a line for each host as it ends, the failures with their evidence, one table for the fleet.
+"""What people see: a line for each host as it ends, failures with their evidence, one table for the fleet.
 
 Also what programs see: with ``--json``, one object on standard output and nothing else there.
 """
@@ -103,9 +103,21 @@ def fleet(documents: Mapping[str, Document], columns: Sequence[Column]) -> None:
     out.print(table)
 
 
-def text(line: str) -> None:
-    """Print a line as it is, however long."""
-    _line(line)
+def history(documents: Mapping[str, Document]) -> None:
+    """Print the hosts' audit logs as one, oldest first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("when", "host", "what", "", "who", "bundle"):
+        table.add_column(heading, overflow="fold")
+    entries = [
+        (entry, name) for name, document in documents.items() for entry in document.get("history") or []
+    ]
+    for entry, name in sorted(entries, key=lambda each: str(each[0].get("started"))):
+        bundle = entry.get("bundle") or {}
+        cells = (entry.get("started"), name, entry.get("operation"), entry.get("actor"))
+        when, host, what, who = (Text(str(cell)) for cell in cells)
+        digest = Text(str(bundle.get("sha256") or "-")[:8])
+        table.add_row(when, host, what, _outcome(str(entry.get("outcome"))), who, digest)
+    out.print(table)
 
 
 def as_json(operation: str, documents: Mapping[str, Document]) -> None:
