@@ -52,6 +52,10 @@ host:
   description: Free MiB for the store, Python, GPUs and their memory, units of SGLang.
   returned: with show=inspect
   type: dict
+in_use:
+  description: The bundle in use, by what the store knows, or null.
+  returned: with show=inspect
+  type: dict
 specgate:
   description: The engine's document, as docs/engine.md describes it.
   returned: always
@@ -72,7 +76,11 @@ def main() -> None:
     )
     operation = {"inspect": operations.inspect, "status": operations.status, "history": operations.history}
     show = m.params["show"]
-    more = {"host": specgate_host.describe(m.params["store"])} if show == "inspect" else {}
+    more = {}
+    if show == "inspect":
+        # what a failed deploy goes back to, in the same execution
+        in_use = operations.status(options(m))["bundle"]
+        more = {"host": specgate_host.describe(m.params["store"]), "in_use": in_use}
     finish(m, operation[show](options(m)), fail=False, **more)
 
 

@@ -19,8 +19,10 @@ options:
     choices: [present, absent]
     default: present
   bundle:
-    description: The rendered patch, from the lookup P(specgate_bundle#lookup). Its hash is checked on the host.
-    type: dict
+    description:
+      - The rendered patch, from the lookup P(specgate_bundle#lookup), or the path of a bundle on the host.
+      - Its hash is checked on the host.
+    type: raw
   accept_unknown_code:
     description: Patch code whose fingerprint is unknown. The audit log says so.
     type: bool
@@ -62,7 +64,7 @@ def main() -> None:
     """Apply or roll back."""
     m = module(
         state={"type": "str", "choices": ["present", "absent"], "default": "present"},
-        bundle={"type": "dict"},
+        bundle={"type": "raw"},
         accept_unknown_code={"type": "bool", "default": False},
     )
     if m.params["state"] == "present" and not m.params["bundle"]:
