@@ -12,10 +12,12 @@ from typing import Any, Callable
 
 from . import __version__, operations, text
 from .errors import Interrupted
+from .fs import StepHook
 from .options import DEFAULT_STORE, Options
 
 COMMANDS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "inspect": operations.inspect,
+    "backup": operations.backup,
     "apply": operations.apply,
     "verify": operations.verify,
     "rollback": operations.rollback,
@@ -25,8 +27,8 @@ COMMANDS: dict[str, Callable[[Options], dict[str, Any]]] = {
 SERVING = ("wait", "probe")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, print its document, and return its exit code."""
+def main(argv: Sequence[str] | None = None, on_step: StepHook | None = None) -> int:
+    """Run one command, print its document, and return its exit code; ``on_step``: see Options."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parsed = _parser(arguments).parse_args(arguments)
     if parsed.command in SERVING:
@@ -35,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return serving.main(parsed)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    document = COMMANDS[parsed.command](_options(parsed))
+    options = _options(parsed)
+    options.on_step = on_step or options.on_step
+    document = COMMANDS[parsed.command](options)
     print(json.dumps(document, ensure_ascii=True) if parsed.json else text.render(document))
     return int(document["exit_code"])
 
@@ -111,7 +115,7 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument(
             "--accept-unknown-code", action="store_true", help="patch code of unknown fingerprint"
         )
-    if command in ("apply", "rollback"):
+    if command in ("backup", "apply", "rollback"):
         parser.add_argument("--check", action="store_true", help="change nothing, say what would change")
     if command in ("apply", "verify", "rollback"):
         parser.add_argument("--diff", action="store_true", help="show the unified source diff")

@@ -135,6 +135,42 @@ def verify(options: Options) -> dict[str, Any]:
     return _run("verify", options, body, audit=False)
 
 
+def backup(options: Options) -> dict[str, Any]:
+    """Put the pristine bytes of what the bundle would change into the store, and nothing else."""
+
+    def body(report: Report) -> None:
+        if options.bundle is None:
+            raise Refused("backup needs --bundle", "render one: fab bundle --out FILE")
+        bundle = bundles.load(options.bundle)
+        found, held = _found(options)
+        variant, notes = plan.choose(bundle, found, Survey(found, held).pristine_of)
+        found.notes += notes
+        survey = Survey(found, held, variant)
+        report.bundle = describe(bundle, variant)
+        _fill(report, found, survey)
+        survey.refuse_if_wrong()
+        pristine = [
+            survey.pristine_bytes(path)
+            for path, view in survey.views.items()
+            if view.pristine_sha256 is not None
+        ]
+        missing = [
+            data for data in pristine if data is not None and held.store.object(fs.sha256(data)) is None
+        ]
+        if missing and not options.check:
+            with held.lock(_holder(report)):
+                for data in missing:
+                    held.put_object(data, options.on_step)
+        would = "would keep" if options.check else "kept"
+        report.end(
+            "passed",
+            f"{would} {len(missing)} pristine files, {len(pristine) - len(missing)} were in the store already",
+            changed=bool(missing),
+        )
+
+    return _run("backup", options, body, audit=not options.check)
+
+
 def apply(options: Options) -> dict[str, Any]:
     """Back up, patch, prove and commit, in one transaction over all files."""
 

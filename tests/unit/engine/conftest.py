@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Host:
     def python(self) -> Path:
         return self.venv / "bin" / "python"
 
-    @property
+    @cached_property
     def root(self) -> Path:
         return mini.site(self.venv)
 

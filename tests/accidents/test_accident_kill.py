@@ -1,0 +1,189 @@
+"""The engine is killed by SIGKILL at each step of its transaction; the next run puts everything right.
+
+The steps are those that the engine itself reports; nothing here lists them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from specgate import operations
+
+from tests.unit.engine import mini
+
+DRIVER = Path(__file__).with_name("driver.py")
+PATHS = (mini.SERVER_ARGS, mini.WORKER, mini.CREATED)
+
+
+def drive(host, operation: str, step: int | str | None = None, **changes) -> subprocess.CompletedProcess:
+    """Run one operation in a process of its own, to be killed at ``step``."""
+    options = {"python": str(host.python), "store": str(host.store), "actor": "victim", "no_import": True, **changes}
+    file = host.store.parent / "options.json"
+    file.write_text(json.dumps(options))
+    env = {**os.environ, "PYTHONPATH": str(mini.ENGINE)}
+    command = [sys.executable, str(DRIVER), operation, str(file)] + ([] if step is None else [str(step)])
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def steps_of(host, operation: str, **changes) -> list[str]:
+    done = drive(host, operation, **changes)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["steps"]
+
+
+def save(host, name: str):
+    """Copy the host, so that every step begins from the same state. Links and times stay."""
+    copy = host.store.parent / name
+    shutil.copytree(host.root, copy / "root", symlinks=True)
+    if host.store.exists():
+        shutil.copytree(host.store, copy / "store")
+    return copy
+
+
+def load(host, copy: Path) -> None:
+    shutil.rmtree(host.root)
+    shutil.copytree(copy / "root", host.root, symlinks=True)
+    shutil.rmtree(host.store, ignore_errors=True)
+    if (copy / "store").exists():
+        shutil.copytree(copy / "store", host.store)
+
+
+def nothing_left(host) -> None:
+    """Assert that neither the package nor the store holds a half-done file, link or journal."""
+    names = [path.name for folder in (host.root, host.store) for path in folder.rglob("*")]
+    assert not [name for name in names if name.endswith((".new", "specgate-new", "specgate-old", "journal.json"))]
+    assert "transaction" not in names
+
+
+@pytest.fixture(autouse=True)
+def quick(host):
+    """Leave the import gate out: it changes nothing, so no step lies in it."""
+    host.defaults["no_import"] = True
+
+
+def scenario(host, operation: str, **changes):
+    """Yield (number, name) of each step, with the host as it is after the engine was killed there."""
+    copy = save(host, "before")
+    steps = steps_of(host, operation, **changes)
+    assert len(steps) > 15
+    for number, name in enumerate(steps):
+        load(host, copy)
+        done = drive(host, operation, number, **changes)
+        assert done.returncode == -signal.SIGKILL, (name, done.stderr)
+        yield number, name
+
+
+def test_apply_killed_anywhere_then_applied(host):
+    pristine = host.tree()
+    for _, name in scenario(host, "apply", bundle=mini.bundle()):
+        for path in PATHS:
+            now = mini.sha256sum(host.path(path)) if host.path(path).exists() else None
+            state = operations.status(host.options())["files"]
+            assert now is not None or path == mini.CREATED, f"{path} is gone after a kill at: {name}"
+            assert all(one["pristine_sha256"] == mini.record_sha256(host.root, one["path"]) for one in state)
+        document = host.apply()
+        assert document["outcome"] == "passed", (name, document)
+        assert host.verify()["outcome"] == "passed", name
+        nothing_left(host)
+        assert host.rollback()["outcome"] == "passed", name
+        assert host.tree() == pristine, name
+
+
+def test_apply_killed_anywhere_then_rolled_back(host):
+    pristine = host.tree()
+    for _, name in scenario(host, "apply", bundle=mini.bundle()):
+        document = host.rollback()
+        assert document["outcome"] == "passed", (name, document)
+        assert host.tree() == pristine, name
+        nothing_left(host)
+
+
+def test_rollback_killed_anywhere(host):
+    pristine = host.tree()
+    host.apply()
+    patched = host.tree()
+    for number, name in scenario(host, "rollback"):
+        if number % 2:
+            assert host.rollback()["outcome"] == "passed", name
+            assert host.tree() == pristine, name
+        else:
+            assert host.apply()["outcome"] == "passed", name
+            assert host.tree() == patched, name
+        nothing_left(host)
+
+
+def test_newer_bundle_killed_anywhere_leaves_old_or_new(host):
+    pristine = host.tree()
+    host.apply()
+    old = host.tree()
+    newer = mini.altered(lambda variant: variant["files"][0]["edits"][0].update(text=f"{mini.FIELD}: int = 0  # new"))
+    for _, name in scenario(host, "apply", bundle=newer):
+        document = host.verify()
+        if document["installation"]["state"] == "patched":
+            assert document["outcome"] == "passed", (name, document)
+        document = host.apply(newer)
+        assert document["outcome"] == "passed", (name, document)
+        assert mini.sha256sum(host.path(mini.SERVER_ARGS)) not in old.values()
+        assert host.rollback()["outcome"] == "passed"
+        assert host.tree() == pristine, name
+
+
+def test_recovery_killed_anywhere(host):
+    """A run that settles an unfinished transaction is killed as well, at each of its own steps."""
+    pristine = host.tree()
+    steps = steps_of(host, "apply", bundle=mini.bundle())
+    middle = max(number for number, name in enumerate(steps) if name.startswith("renamed"))
+    host.rollback()
+    shutil.rmtree(host.store)
+    assert drive(host, "apply", middle, bundle=mini.bundle()).returncode == -signal.SIGKILL
+    assert host.tree() != pristine
+    copy = save(host, "crashed")
+    recovery = steps_of(host, "rollback")
+    assert recovery
+    for number, name in enumerate(recovery):
+        load(host, copy)
+        assert drive(host, "rollback", number).returncode == -signal.SIGKILL
+        assert host.rollback()["outcome"] == "passed", name
+        assert host.tree() == pristine, name
+        nothing_left(host)
+
+
+def test_the_audit_log_tells_the_story(host):
+    drive(host, "apply", f"renamed {mini.SERVER_ARGS}", bundle=mini.bundle())
+    assert operations.status(host.options())["installation"]["state"] == "unfinished"
+    host.apply()
+    lines = operations.history(host.options(last=2))["history"]
+    assert [line["operation"] for line in lines] == ["recover", "apply"]
+    assert "victim" in lines[0]["summary"] and "undone" in lines[0]["summary"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_undoes(host, number):
+    """SSH was cut, or somebody stopped the unit: the engine undoes its work and says so."""
+    before = host.tree()
+    (host.store.parent / "b.json").write_text(json.dumps(mini.bundle(), ensure_ascii=False))
+    code = (
+        "import os, sys\n"
+        "from specgate import cli\n"
+        "def on_step(name):\n"
+        "    if name.startswith('renamed'):\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "sys.exit(cli.main(None, on_step))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "apply", "--json", "--no-import", "--python", str(host.python),
+         "--store", str(host.store), "--bundle", str(host.store.parent / "b.json")],
+        env={**os.environ, "PYTHONPATH": str(mini.ENGINE)}, capture_output=True, text=True, timeout=60,
+    )
+    document = json.loads(done.stdout)
+    assert done.returncode == 3 and document["outcome"] == "undone", done.stderr
+    assert signal.Signals(number).name in document["summary"]
+    assert host.tree() == before
+    nothing_left(host)
