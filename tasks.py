@@ -226,7 +226,7 @@ def gates(host: Host) -> list[str]:
 def audited(command: str, dry_run: bool) -> list[str]:
     """Return an engine command that changes something, with who runs it and in which run."""
     words = [command, "--actor", remote.actor(), "--run-id", secrets.token_hex(6)]
-    return [*words, "--check", "--diff"] if dry_run else words
+    return [*words, "--check"] if dry_run else words
 
 
 @functools.cache

@@ -161,10 +161,10 @@ def backup(options: Options) -> dict[str, Any]:
             with held.lock(_holder(report)):
                 for data in missing:
                     held.put_object(data, options.on_step)
-        would = "would keep" if options.check else "kept"
+        kept = "would keep" if options.check else "kept"
         report.end(
             "passed",
-            f"{would} {len(missing)} pristine files, {len(pristine) - len(missing)} were in the store already",
+            f"{kept} {len(missing)} pristine files; {len(pristine) - len(missing)} were in the store",
             changed=bool(missing),
         )
 
