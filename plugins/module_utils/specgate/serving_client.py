@@ -79,7 +79,8 @@ class Client:
     def load(self, prompts: Sequence[Sequence[int]], lengths: Sequence[int], timeout: float) -> list[Answer]:
         """Send all prompts at once, greedily, as one streamed request; return the answers in the same order.
 
-        One request, so that they are in the same batch whatever this machine's load. Raises NoAnswer or Rejected.
+        One request, so that they are in the same batch whatever the load of this machine. Raises NoAnswer or
+        Rejected.
         """
         request = {
             "input_ids": [list(prompt) for prompt in prompts],
@@ -93,7 +94,9 @@ class Client:
             answer = answers[event.get("index", 0)]
             new, meta = event.get("output_ids") or [], event.get("meta_info") or {}
             # a stream is cumulative or incremental, depending on version and flags
-            answer.tokens = list(new) if len(new) == meta.get("completion_tokens") else answer.tokens + list(new)
+            answer.tokens = (
+                list(new) if len(new) == meta.get("completion_tokens") else answer.tokens + list(new)
+            )
             answer.arrivals.append(time.monotonic())
             answer.meta = meta
         for answer, length in zip(answers, lengths):
@@ -145,7 +148,9 @@ class Client:
             with error:
                 raise Rejected(error.code, _said(error)) from error
         except (OSError, http.client.HTTPException) as error:
-            raise NoAnswer(_reason(error), refused=isinstance(_cause(error), ConnectionRefusedError)) from error
+            raise NoAnswer(
+                _reason(error), refused=isinstance(_cause(error), ConnectionRefusedError)
+            ) from error
 
 
 def _cause(error: Exception) -> Exception:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import re
 import socket
 import subprocess
@@ -28,7 +27,9 @@ def port_problem(host: str, port: int) -> str | None:
             if error.errno != errno.EADDRINUSE:
                 return f"{host}:{port} cannot be used: {error.strerror}"
             holders = [systemd.describe(pid) for pid in port_holders(port)]
-            return f"port {port} is taken by " + ("; ".join(holders) or "a process that this user may not see")
+            return f"port {port} is taken by " + (
+                "; ".join(holders) or "a process that this user may not see"
+            )
     return None
 
 
@@ -46,7 +47,7 @@ def port_holders(port: int) -> list[int]:
         if process.name.isdigit() and inodes:
             # it may end, or belong to someone else
             with contextlib.suppress(OSError):
-                links = {os.readlink(one) for one in (process / "fd").iterdir()}
+                links = {str(one.readlink()) for one in (process / "fd").iterdir()}
                 if links & inodes:
                     found.append(int(process.name))
     return sorted(found)

@@ -7,7 +7,16 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-_PROPERTIES = ("LoadState", "ActiveState", "SubState", "MainPID", "InvocationID", "Result", "ExecMainStatus", "NRestarts")
+_PROPERTIES = (
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "MainPID",
+    "InvocationID",
+    "Result",
+    "ExecMainStatus",
+    "NRestarts",
+)
 _STARTING = ("condition", "start-pre", "start")
 
 
