@@ -20,6 +20,7 @@ requirements:
   - set as stdout in configuration
 """
 
+import textwrap
 from typing import Any
 
 from ansible import constants as C
@@ -33,6 +34,7 @@ SLOW = ("specgate_patch", "specgate_verify", "specgate_probe", "specgate_wait")
 # what succeeds without a word
 SILENT = ("validate_argument_spec", "set_fact", "group_by", "specgate_lock", "assert", "include_role", "import_role")
 EVIDENCE_LINES = 20
+WIDTH = 80
 
 
 def short(name: str) -> str:
@@ -40,7 +42,15 @@ def short(name: str) -> str:
     return name if name.replace(".", "").isdigit() else name.split(".")[0]
 
 
-def table(headings: tuple[str, ...], rows: list[list[str]], width: int = 80) -> list[str]:
+def wrapped(text: str) -> str:
+    """Return text in lines of 80 columns; a diff, or lines that are shorter, stay as they are."""
+    lines = text.splitlines()
+    if len(lines) > 1:
+        return text
+    return textwrap.fill(text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def table(headings: tuple[str, ...], rows: list[list[str]], width: int = WIDTH) -> list[str]:
     """Return the lines of a table that fits ``width`` columns; the first column gives way."""
     widths = [max(len(cell) for cell in column) for column in zip(headings, *rows, strict=True)]
     over = sum(widths) + len(widths) - 1 - width
@@ -105,7 +115,12 @@ class CallbackModule(Default):
         if task.action in SLOW:
             if self._last_task_banner != task._uuid:
                 self._print_task_banner(task)
-            self._display.display(f"{short(host.name)}: …", color=C.COLOR_VERBOSE)
+            self._display.display(f"{short(host.name)}: at work", color=C.COLOR_VERBOSE)
+
+    def v2_playbook_on_include(self, included_file: Any) -> None:
+        """Which file holds the tasks is for -v."""
+        if self._display.verbosity:
+            super().v2_playbook_on_include(included_file)
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Show a document as one line; say nothing of bookkeeping that went well."""
@@ -169,7 +184,7 @@ class CallbackModule(Default):
     def _line(self, result: Any, text: str, color: str) -> None:
         if self._last_task_banner != result.task._uuid:
             self._print_task_banner(result.task)
-        self._display.display(f"{short(result.host.name)}: {text}", color=color)
+        self._display.display(wrapped(f"{short(result.host.name)}: {text}"), color=color)
 
     def _evidence(self, gate: dict[str, Any]) -> None:
         color = C.COLOR_ERROR if gate["outcome"] == "failed" else C.COLOR_WARN
@@ -189,7 +204,7 @@ class CallbackModule(Default):
             return
         self._display.banner("RESULT")
         for name, problem in sorted(self._problems.items()):
-            self._display.display(f"{short(name)}: {problem}", color=C.COLOR_ERROR)
+            self._display.display(wrapped(f"{short(name)}: {problem}"), color=C.COLOR_ERROR)
             for gate in self._hosts.get(name, Host()).failed:
                 self._evidence(gate)
         rows = [self._row(name, stats.summarize(name)) for name in names]
@@ -214,7 +229,7 @@ class CallbackModule(Default):
         elif self._bad(summary):
             changed = "FAILED"
         else:
-            changed = str(summary["changed"] or "no")
+            changed = "yes" if summary["changed"] else "no"
         return [short(name), host.version, host.variant, *(host.gates.get(gate, "") for gate in GATES), changed]
 
     def _show_preflight(self) -> None:
