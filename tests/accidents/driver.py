@@ -1,6 +1,6 @@
 """Runs one operation of the engine and kills itself, by SIGKILL, at a given step; without one it lists them.
 
-    python driver.py OPERATION OPTIONS.json [STEP]        STEP: its number, or its name
+python driver.py OPERATION OPTIONS.json [STEP]        STEP: its number, or its name
 """
 
 from __future__ import annotations

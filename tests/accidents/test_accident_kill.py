@@ -24,7 +24,13 @@ PATHS = (mini.SERVER_ARGS, mini.WORKER, mini.CREATED)
 
 def drive(host, operation: str, step: int | str | None = None, **changes) -> subprocess.CompletedProcess:
     """Run one operation in a process of its own, to be killed at ``step``."""
-    options = {"python": str(host.python), "store": str(host.store), "actor": "victim", "no_import": True, **changes}
+    options = {
+        "python": str(host.python),
+        "store": str(host.store),
+        "actor": "victim",
+        "no_import": True,
+        **changes,
+    }
     file = host.store.parent / "options.json"
     file.write_text(json.dumps(options))
     env = {**os.environ, "PYTHONPATH": str(mini.ENGINE)}
@@ -58,7 +64,9 @@ def load(host, copy: Path) -> None:
 def nothing_left(host) -> None:
     """Assert that neither the package nor the store holds a half-done file, link or journal."""
     names = [path.name for folder in (host.root, host.store) for path in folder.rglob("*")]
-    assert not [name for name in names if name.endswith((".new", "specgate-new", "specgate-old", "journal.json"))]
+    assert not [
+        name for name in names if name.endswith((".new", "specgate-new", "specgate-old", "journal.json"))
+    ]
     assert "transaction" not in names
 
 
@@ -123,7 +131,9 @@ def test_newer_bundle_killed_anywhere_leaves_old_or_new(host):
     pristine = host.tree()
     host.apply()
     old = host.tree()
-    newer = mini.altered(lambda variant: variant["files"][0]["edits"][0].update(text=f"{mini.FIELD}: int = 0  # new"))
+    newer = mini.altered(
+        lambda variant: variant["files"][0]["edits"][0].update(text=f"{mini.FIELD}: int = 0  # new")
+    )
     for _, name in scenario(host, "apply", bundle=newer):
         document = host.verify()
         if document["installation"]["state"] == "patched":
@@ -178,9 +188,24 @@ def test_a_signal_undoes(host, number):
         "sys.exit(cli.main(None, on_step))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "apply", "--json", "--no-import", "--python", str(host.python),
-         "--store", str(host.store), "--bundle", str(host.store.parent / "b.json")],
-        env={**os.environ, "PYTHONPATH": str(mini.ENGINE)}, capture_output=True, text=True, timeout=60,
+        [
+            sys.executable,
+            "-c",
+            code,
+            "apply",
+            "--json",
+            "--no-import",
+            "--python",
+            str(host.python),
+            "--store",
+            str(host.store),
+            "--bundle",
+            str(host.store.parent / "b.json"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(mini.ENGINE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     document = json.loads(done.stdout)
     assert done.returncode == 3 and document["outcome"] == "undone", done.stderr

@@ -71,7 +71,7 @@ def run(
     staged: bool,
     known_warnings: list[str] | None = None,
 ) -> Verdict:
-    """Run source, compile, import and flag in order; those after a failed one do not run.
+    """Run source, compile, import and flag in order; nothing is imported when one of the first two failed.
 
     Staged, the patched bytes are judged as if they lay in place; live, what lies there. ``known_warnings``
     are those of an earlier pristine import; without them the pristine package is imported as well.
@@ -86,10 +86,8 @@ def run(
         found = run_one(planned, installation, read, verdict)
         found["seconds"] = round(time.monotonic() - began, 3)
         verdict.gates.append(found)
-        if found["outcome"] == "failed":
-            return verdict
-    if options.no_import:
-        reason = "--no-import"
+    if options.no_import or not verdict.passed:
+        reason = "--no-import" if options.no_import else "a gate before it failed"
         verdict.gates += [
             gate("import", "skipped", "nothing", reason=reason),
             gate("flag", "skipped", "nothing", reason=reason),
@@ -143,7 +141,8 @@ def _compile(
     evidence: list[str] = []
     for one in planned:
         data = read(one)
-        assert data is not None
+        if data is None:
+            continue
         try:
             said = _compiled(data, one.file.path)
         except (SyntaxError, ValueError) as error:

@@ -144,37 +144,39 @@ def try_flag(flag: Any) -> Any:
         except SystemExit:
             lines = said.getvalue().strip().splitlines() or ["refused"]
             raise ValueError(lines[-1]) from None
-        value = getattr(space, flag["field"])
+        return getattr(space, flag["field"])
+
+    return [accepted(flag, text, wanted, parse, validate) for text, wanted in flag["accept"]] + [
+        refused(flag, text, parse, validate) for text in flag.get("refuse", [])
+    ]
+
+
+def accepted(flag: Any, text: str, wanted: Any, parse: Any, validate: Any) -> Any:
+    """Say whether ``text`` parses to the wanted value, of the wanted type."""
+    try:
+        value = parse(text)
+        good = value == wanted and type(value) is type(wanted)
+        if good and validate:
+            validate(value)
+    except Exception as error:
+        return {"ok": False, "line": "{} {} was refused: {}".format(flag["option"], text, error)}
+    line = "{} {} gives {}={!r} ({})".format(flag["option"], text, flag["field"], value, type(value).__name__)
+    return {"ok": good, "line": line if good else f"{line}, not {wanted!r}"}
+
+
+def refused(flag: Any, text: str, parse: Any, validate: Any) -> Any:
+    """Say whether ``text`` is refused, by the parser or by the validator."""
+    try:
+        value = parse(text)
         if validate:
             validate(value)
-        return value
-
-    lines = []
-    for text, wanted in flag["accept"]:
-        try:
-            value = parse(text)
-        except Exception as error:
-            lines.append({"ok": False, "line": "{} {} was refused: {}".format(flag["option"], text, error)})
-            continue
-        good = value == wanted and type(value) is type(wanted)
-        line = "{} {} gives {}={!r} ({})".format(
-            flag["option"], text, flag["field"], value, type(value).__name__
-        )
-        lines.append({"ok": good, "line": line + ("" if good else f", not {wanted!r}")})
-    for text in flag.get("refuse", []):
-        try:
-            value = parse(text)
-        except ValueError as error:
-            lines.append({"ok": True, "line": "{} {} is refused: {}".format(flag["option"], text, error)})
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            lines.append(
-                {"ok": False, "line": "{} {} broke the parser: {}".format(flag["option"], text, said)}
-            )
-        else:
-            line = "{} {} was accepted as {!r}, must be refused".format(flag["option"], text, value)
-            lines.append({"ok": False, "line": line})
-    return lines
+    except ValueError as error:
+        return {"ok": True, "line": "{} {} is refused: {}".format(flag["option"], text, error)}
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        return {"ok": False, "line": "{} {} broke the validation: {}".format(flag["option"], text, said)}
+    line = "{} {} was accepted as {!r}, must be refused".format(flag["option"], text, value)
+    return {"ok": False, "line": line}
 
 
 def main() -> None:

@@ -58,7 +58,10 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def find(python: str) -> str:
-    """Return the path of an interpreter given as path or name, or refuse it. Links stay: a venv needs them."""
+    """Return the path of an interpreter given as path or name, or refuse it.
+
+    Symbolic links stay: through them an interpreter knows its virtual environment.
+    """
     found = shutil.which(python) if os.sep not in python else python
     remedy = "give the server's own interpreter: --python /path/to/venv/bin/python"
     if found is None or not os.path.lexists(found):

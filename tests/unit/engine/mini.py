@@ -1,4 +1,4 @@
-"""A small real distribution called sglang: a wheel with a RECORD, installed by pip into a virtual environment.
+"""A small real distribution called sglang: a wheel with a RECORD, which pip installs.
 
 Its two modules have the shapes that the patch of 0.5.9 looks for; importing them takes milliseconds.
 """
@@ -91,7 +91,9 @@ def wheel(folder: Path, version: str = "0.5.9", replace: Mapping[str, str] | Non
     info = f"sglang-{version}.dist-info"
     content = {**files(version), **(replace or {})}
     content[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n"
-    content[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    content[f"{info}/WHEEL"] = (
+        "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
     record = []
     for path, text in content.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
@@ -107,8 +109,19 @@ def wheel(folder: Path, version: str = "0.5.9", replace: Mapping[str, str] | Non
 def pip(python: Path, *arguments: str) -> None:
     """Run pip on the environment of ``python``, offline."""
     subprocess.run(
-        [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", str(python), *arguments],
-        check=True, timeout=120, capture_output=True,
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "-q",
+            "--disable-pip-version-check",
+            "--python",
+            str(python),
+            *arguments,
+        ],
+        check=True,
+        timeout=120,
+        capture_output=True,
     )
 
 
@@ -135,54 +148,102 @@ def sha256sum(path: Path) -> str:
 
 
 def digest_of(root: Path) -> dict[str, str]:
-    """Return path → sha256 of every file below ``root`` but bytecode, as ``find`` and ``sha256sum`` see it."""
+    """Return path → sha256 of every file below ``root`` but bytecode, as ``sha256sum`` sees it."""
     command = ["find", ".", "-type", "f", "-not", "-name", "*.pyc", "-exec", "sha256sum", "{}", "+"]
     done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
     return {line[66:]: line[:64] for line in done.stdout.splitlines()}
 
 
-CREATE_TEXT = '''\
+CREATE_TEXT = """\
 def check_threshold(value):
     if value < 0:
         raise ValueError(f"must be 0 or more, got {value}")
     return value
-'''
+"""
+
+
+FLAG_TEXT = f'parser.add_argument(\n    "{OPTION}",\n    type=int,\n    default=ServerArgs.{FIELD},\n)'
+BRANCH_TEXT = f"if len(batch) > self.server_args.{FIELD} > 0:\n    return self.plain(batch)"
 
 
 def bundle(**changes: Any) -> dict[str, Any]:
     """Return the rendered bundle for the mini package; keyword arguments replace its top-level keys."""
     document: dict[str, Any] = {
-        "specgate_bundle": 1, "name": "speculative-disable-batch-threshold", "version": "1.0.0",
+        "specgate_bundle": 1,
+        "name": "speculative-disable-batch-threshold",
+        "version": "1.0.0",
         "title": "Plain decoding above a batch size",
-        "variants": [{"id": "plain", "sglang": ["0.5.9"], "files": [
+        "variants": [
             {
-                "path": SERVER_ARGS, "module": "sglang.srt.server_args", "markers": [FIELD, OPTION],
-                "marker_lines": 3,
-                "edits": [
-                    {"id": "field", "place": "after", "text": f"{FIELD}: int = 0  # 0 = always speculate",
-                     "at": [{"class": "ServerArgs"}, {"field": "speculative_accept_threshold_acc"}]},
-                    {"id": "flag", "place": "after",
-                     "text": f'parser.add_argument(\n    "{OPTION}",\n    type=int,\n    default=ServerArgs.{FIELD},\n)',
-                     "at": [{"class": "ServerArgs"}, {"def": "add_cli_args"},
-                            {"call": "*.add_argument", "first": "--speculative-accept-threshold-acc"}]},
+                "id": "plain",
+                "sglang": ["0.5.9"],
+                "files": [
+                    {
+                        "path": SERVER_ARGS,
+                        "module": "sglang.srt.server_args",
+                        "markers": [FIELD, OPTION],
+                        "marker_lines": 3,
+                        "edits": [
+                            {
+                                "id": "field",
+                                "place": "after",
+                                "text": f"{FIELD}: int = 0  # 0 = always speculate",
+                                "at": [
+                                    {"class": "ServerArgs"},
+                                    {"field": "speculative_accept_threshold_acc"},
+                                ],
+                            },
+                            {
+                                "id": "flag",
+                                "place": "after",
+                                "text": FLAG_TEXT,
+                                "at": [
+                                    {"class": "ServerArgs"},
+                                    {"def": "add_cli_args"},
+                                    {"call": "*.add_argument", "first": "--speculative-accept-threshold-acc"},
+                                ],
+                            },
+                        ],
+                    },
+                    {
+                        "path": CREATED,
+                        "module": "sglang.srt.speculative.batch_threshold",
+                        "create": CREATE_TEXT,
+                    },
+                    {
+                        "path": WORKER,
+                        "module": "sglang.srt.speculative.eagle_worker_v2",
+                        "markers": ["check_threshold", FIELD],
+                        "marker_lines": 2,
+                        "edits": [
+                            {
+                                "id": "import",
+                                "place": "after",
+                                "at": [{"import": "ServerArgs"}],
+                                "text": "from sglang.srt.speculative.batch_threshold import check_threshold",
+                            },
+                            {
+                                "id": "branch",
+                                "place": "first",
+                                "text": BRANCH_TEXT,
+                                "at": [
+                                    {"class": "EAGLEWorkerV2"},
+                                    {"def": "forward_batch_generation"},
+                                    {"if": "*.is_extend*", "branch": "else"},
+                                ],
+                            },
+                        ],
+                    },
                 ],
-            },
-            {"path": CREATED, "module": "sglang.srt.speculative.batch_threshold", "create": CREATE_TEXT},
-            {
-                "path": WORKER, "module": "sglang.srt.speculative.eagle_worker_v2",
-                "markers": ["check_threshold", FIELD], "marker_lines": 2,
-                "edits": [
-                    {"id": "import", "place": "after", "at": [{"import": "ServerArgs"}],
-                     "text": "from sglang.srt.speculative.batch_threshold import check_threshold"},
-                    {"id": "branch", "place": "first",
-                     "text": f"if len(batch) > self.server_args.{FIELD} > 0:\n    return self.plain(batch)",
-                     "at": [{"class": "EAGLEWorkerV2"}, {"def": "forward_batch_generation"},
-                            {"if": "*.is_extend*", "branch": "else"}]},
-                ],
-            },
-        ]}],
-        "flag": {"option": OPTION, "field": FIELD, "accept": [["8", 8], ["0", 0]], "refuse": ["-1", "abc"],
-                 "validator": "sglang.srt.speculative.batch_threshold:check_threshold"},
+            }
+        ],
+        "flag": {
+            "option": OPTION,
+            "field": FIELD,
+            "accept": [["8", 8], ["0", 0]],
+            "refuse": ["-1", "abc"],
+            "validator": "sglang.srt.speculative.batch_threshold:check_threshold",
+        },
     }
     document.update(changes)
     document["sha256"] = bundles.digest(document)
@@ -190,7 +251,7 @@ def bundle(**changes: Any) -> dict[str, Any]:
 
 
 def altered(change: Any) -> dict[str, Any]:
-    """Return the bundle after ``change(variant)`` was applied to its only variant, with the digest made right."""
+    """Return the bundle after ``change(variant)``, with its digest made right."""
     document = bundle()
     change(document["variants"][0])
     document["sha256"] = bundles.digest(document)

@@ -27,7 +27,11 @@ def test_apply_puts_the_patch_and_proves_it(host):
         host.path(mini.WORKER), "check_threshold", mini.FIELD
     )
     assert len(source) == 5
-    assert gate(document, "import")["evidence"] == ["server_args OK", "batch_threshold OK", "eagle_worker_v2 OK"]
+    assert gate(document, "import")["evidence"] == [
+        "server_args OK",
+        "batch_threshold OK",
+        "eagle_worker_v2 OK",
+    ]
     assert "gives speculative_disable_batch_threshold=8 (int)" in gate(document, "flag")["evidence"][0]
     assert [one["gate"] for one in document["gates"]] == ["source", "compile", "import", "flag"]
     assert document["warnings"] == [], "the pristine package warns of cuda.cudart as well"
