@@ -39,6 +39,11 @@ def render(patch: Path = PATCH) -> dict[str, Any]:
     return _Patch(patch).bundle()
 
 
+def manifest(patch: Path = PATCH) -> dict[str, Any]:
+    """Return the manifest ``patch.yml`` as written. Raises PatchError when it is missing or no mapping."""
+    return _known(_yaml(patch / "patch.yml"), "patch.yml", MANIFEST_KEYS)
+
+
 def digest(bundle: Mapping[str, Any]) -> str:
     """Return the sha256 of the bundle's canonical JSON, without its own key ``sha256``."""
     body = {key: value for key, value in bundle.items() if key != "sha256"}
@@ -54,7 +59,7 @@ def dump(bundle: Mapping[str, Any]) -> str:
 class _Patch:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.manifest = _known(_yaml(folder / "patch.yml"), "patch.yml", MANIFEST_KEYS)
+        self.manifest = manifest(folder)
         self.known_code: dict[str, Any] = {}
         if (folder / "fingerprints.yml").exists():
             self.known_code = _mapping(_yaml(folder / "fingerprints.yml"), "fingerprints.yml")
@@ -74,7 +79,8 @@ class _Patch:
         for variant in variants:
             for version in variant["sglang"]:
                 if version in owner:
-                    raise PatchError(f"SGLang {version} is in {owner[version]} and in {variant['id']}; keep one")
+                    both = f"{owner[version]} and {variant['id']}"
+                    raise PatchError(f"SGLang {version} stands in two variants, {both}: keep one")
                 owner[version] = variant["id"]
         bundle = {
             "specgate_bundle": FORMAT,
@@ -194,7 +200,7 @@ def _list(value: Mapping[str, Any], key: str, where: str) -> list[Any]:
 
 def main() -> int:
     """Write the bundle to a file or to standard output; return the exit code."""
-    parser = argparse.ArgumentParser("python -m controller.render", description="Render a patch into its bundle.")
+    parser = argparse.ArgumentParser("python -m controller.render", description="Render a patch to a bundle.")
     parser.add_argument("patch", nargs="?", type=Path, default=PATCH, help="folder with a patch.yml")
     parser.add_argument("--out", type=Path, help="file to write; default: standard output")
     options = parser.parse_args()
