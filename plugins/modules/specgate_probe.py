@@ -5,46 +5,51 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: specgate_probe
-short_description: Run gates on a running server
+short_description: Ask a running SGLang server whether it serves, how it is configured, and how it behaves
 description:
-  - Health is C(/health) and a real generation; configuration is what the server itself reports; behaviour is whether it stops
-    speculating above the threshold, and speculates again below it, with the right tokens.
-  - The gates run in the order given, up to the first that does not pass. An inconclusive gate fails the task, too.
+  - Runs gates on a running server, in order, up to the first that does not pass. Changes nothing.
+  - A gate that fails and a gate that is inconclusive both fail the task. RV(specgate.outcome) tells them apart. Inconclusive stops a
+    rollout, and is no reason to roll back.
 author: Specgate
 options:
   gates:
-    description: Which gates, in this order.
+    description:
+      - V(health) is a real generation within O(deadline), whatever C(/health) says.
+      - V(configuration) is the threshold that the running server reports.
+      - V(behaviour) sends requests alone, at O(threshold), above it and alone again, and judges steps and tokens.
+      - V(record) writes the server's answers to O(reference), for V(behaviour) to compare with after a patch.
     type: list
     elements: str
     choices: [health, configuration, behaviour, record]
     default: [health, configuration]
   url:
-    description: Where the server answers, as seen from the host.
+    description: Where the server listens.
     type: str
     default: http://127.0.0.1:30000
   unit:
-    description: The server's unit. Its journal says what it does and why it died.
+    description: The server's unit. Its journal says what the server does and why it died.
     type: str
   api_key_file:
-    description: File on the host that holds the API key.
+    description: A file on the host that holds the API key.
     type: path
+  threshold:
+    description: What the server must report. By default what it says.
+    type: int
   deadline:
     description: Seconds for each gate.
     type: float
     default: 300
-  threshold:
-    description: The threshold that the server must report. By default, what it says.
-    type: int
   near_tie:
-    description: Tokens closer than this, in nats, may be chosen either way. By default the engine's.
+    description: Two tokens whose log-probabilities are closer than this may be chosen either way, in nats.
     type: float
+    default: 0.25
   reference:
-    description: File on the host with the tokens to compare with; V(record) writes it.
+    description: The file on the host that V(record) writes and V(behaviour) compares with.
     type: path
 attributes:
   check_mode:
-    support: none
-    description: Skipped, since there may be no server yet.
+    support: full
+    description: There is nothing to change. V(record) is left out.
   diff_mode:
     support: none
     description: There is nothing to change.
@@ -53,10 +58,9 @@ attributes:
 EXAMPLES = r"""
 - name: Does it obey?
   specgate_probe:
-    unit: sglang@threshold.service
-    url: http://127.0.0.1:30000
     gates: [health, configuration, behaviour]
-    threshold: 24
+    unit: sglang@main.service
+    threshold: 16
 """
 
 RETURN = r"""
@@ -73,20 +77,30 @@ from ansible.module_utils.specgate_module import finish
 
 def main() -> None:
     """Probe."""
-    gates = {"type": "list", "elements": "str", "choices": list(serving.GATES), "default": ["health", "configuration"]}
     m = AnsibleModule(
         argument_spec={
-            "gates": gates,
+            "gates": {
+                "type": "list",
+                "elements": "str",
+                "choices": list(serving.GATES),
+                "default": ["health", "configuration"],
+            },
             "url": {"type": "str", "default": serving.URL},
             "unit": {"type": "str"},
             "api_key_file": {"type": "path", "no_log": False},
-            "deadline": {"type": "float", "default": 300},
             "threshold": {"type": "int"},
-            "near_tie": {"type": "float"},
+            "deadline": {"type": "float", "default": 300},
+            "near_tie": {"type": "float", "default": serving.NEAR_TIE},
             "reference": {"type": "path"},
         },
+        supports_check_mode=True,
     )
-    finish(m, serving.probe(**{name: value for name, value in m.params.items() if value is not None}))
+    asked = dict(m.params)
+    if m.check_mode:
+        asked["gates"] = [name for name in asked["gates"] if name != "record"]
+    if not asked["gates"]:
+        m.exit_json(skipped=True, msg="nothing is recorded in check mode")
+    finish(m, serving.probe(**asked))
 
 
 if __name__ == "__main__":
