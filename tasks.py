@@ -18,7 +18,8 @@ from typing import Any
 import fabric
 from invoke import Collection, Exit, task
 
-from controller import remote, report
+from controller import matrix as proofs
+from controller import remote, report, units
 from controller.connect import HostError
 from controller.fleet import INVENTORY, ROOT, FleetError, Host, inventory_path, load, tool
 from controller.remote import Document, Session
@@ -147,6 +148,95 @@ def history(c, hosts=None, limit=None, inventory=INVENTORY, last=20, json=False)
     finish("history", documents, [OUTCOME, ("said", report.said)], json)
 
 
+@operation(
+    **CHOICE,
+    **JSON,
+    gates="health, configuration, behaviour: which gates, with commas between (default health)",
+)
+def health(c, hosts=None, limit=None, inventory=INVENTORY, gates="health", json=False):
+    """Ask each running server for a real generation, on its own host."""
+    fleet = load(inventory, hosts, limit)
+    names = [name for name in gates.split(",") if name]
+    requests = {
+        host.name: {name: ["probe", *names, *words] for name, words in servers(host).items()}
+        for host in fleet
+    }
+    if not any(requests.values()):
+        raise FleetError(f"{inventory} names no server: set sglang_server_instances")
+
+    def work(here: Session) -> dict[str, Document]:
+        host = here.host.name
+        return {f"{host} {name}": remote.engine(here, words) for name, words in requests[host].items()}
+
+    documents = on_each("health", fleet, work)
+    finish("health", documents, [*map(report.gate, names), OUTCOME, TIME], json)
+
+
+@operation(**CHOICE, **JSON)
+def status(c, hosts=None, limit=None, inventory=INVENTORY, json=False):
+    """Show the fleet in one screen: SGLang, patch, since when, servers."""
+    fleet = load(inventory, hosts, limit)
+    requests = {host.name: ["status", *where(host)] for host in fleet}
+
+    def work(here: Session) -> dict[str, Document]:
+        document = remote.engine(here, requests[here.host.name])
+        document["units"] = units.states(here)
+        return {here.host.name: report.judged(document)}
+
+    columns = [SGLANG, STATE, ("patch", report.variant), ("since", report.since), ("servers", report.servers)]
+    finish("status", on_each("status", fleet, work), columns, json)
+
+
+@operation(
+    **CHOICE, **JSON, unit="only this server of sglang_server_instances", lines="of each host (default 50)"
+)
+def logs(c, hosts=None, limit=None, inventory=INVENTORY, unit=None, lines=50, json=False):
+    """Show the end of the servers' journals, without keys and tokens."""
+    fleet = load(inventory, hosts, limit)
+
+    def work(here: Session) -> dict[str, Document]:
+        said = units.journal(here, f"sglang@{unit}.service" if unit else units.PATTERN, int(lines))
+        return {here.host.name: report.document("logs", here.host, f"{len(said)} lines", lines=said)}
+
+    documents = on_each("logs", fleet, work)
+    if not json:
+        report.lines(documents)
+    finish("logs", documents, [OUTCOME, ("said", report.said)], json)
+
+
+@operation(**CHOICE, **DRY_RUN, **JSON)
+def rollback(c, hosts=None, limit=None, inventory=INVENTORY, dry_run=False, json=False):
+    """Restore the pristine files, prove them, restart the servers that ran."""
+    fleet = load(inventory, hosts, limit)
+    command = audited("rollback", dry_run)
+    requests = {host.name: [*command, *where(host)] for host in fleet}
+
+    def work(here: Session) -> dict[str, Document]:
+        ran = units.running(here)
+        document = remote.engine(here, requests[here.host.name])
+        if document["changed"] and document["exit_code"] == 0 and not dry_run:
+            dead = units.restart(here, ran)
+            document["restarted"] = [unit for unit in ran if unit not in dead]
+            for unit, journal in dead.items():
+                report.fail(document, f"the files are pristine, but {unit} does not serve", journal)
+        elif dry_run:
+            document["restarted"] = ran if document["changed"] else []
+        return {here.host.name: document}
+
+    documents = on_each("rollback", fleet, work)
+    if not json and dry_run:
+        report.diffs(documents)
+    changed, restarted = ("would change", "would restart") if dry_run else ("changed", "restarted")
+    columns = [SGLANG, STATE, (changed, report.changed), (restarted, report.restarted), OUTCOME, TIME]
+    finish("rollback", documents, columns, json)
+
+
+@operation(**PATCH)
+def matrix(c, patch="speculative-disable-batch-threshold"):
+    """Show for each SGLang version what test runs have proven, and where."""
+    report.matrix(proofs.rows(jsonlib.loads(rendered(patch))))
+
+
 SGLANG: report.Column = ("SGLang", report.sglang)
 STATE: report.Column = ("state", report.state)
 OUTCOME: report.Column = ("", report.outcome)
@@ -165,23 +255,29 @@ def by_engine(
         host.name: (command(host), bundle(host)) for host in fleet
     }  # all of them right, or none is sent
 
-    def work(here: Session) -> Document:
-        return remote.engine(here, *requests[here.host.name])
+    def work(here: Session) -> dict[str, Document]:
+        return {here.host.name: remote.engine(here, *requests[here.host.name])}
 
     return on_each(name, fleet, work)
 
 
-def on_each(name: str, fleet: Sequence[Host], work: Callable[[Session], Document]) -> dict[str, Document]:
-    """Do some work on each host over one connection; a host that fails stops no other."""
+def on_each(
+    name: str, fleet: Sequence[Host], work: Callable[[Session], dict[str, Document]]
+) -> dict[str, Document]:
+    """Do some work on each host over one connection; a host that fails stops no other.
 
-    def connected(host: Host) -> Document:
+    The work returns a document for each thing it looked at, by the name that the table shows.
+    """
+
+    def connected(host: Host) -> dict[str, Document]:
         with remote.session(host) as here:
             return work(here)
 
-    def failed(host: Host, error: HostError) -> Document:
-        return report.no_answer(name, host, error)
+    def failed(host: Host, error: HostError) -> dict[str, Document]:
+        return {host.name: report.no_answer(name, host, error)}
 
-    return remote.each(fleet, connected, failed, report.ended)
+    found = remote.each(fleet, connected, failed, report.ended)
+    return {name: document for documents in found.values() for name, document in documents.items()}
 
 
 def finish(
@@ -223,6 +319,24 @@ def gates(host: Host) -> list[str]:
     return [*words, "--no-import"] if host.get("specgate_no_import") else words
 
 
+def servers(host: Host) -> dict[str, list[str]]:
+    """Return the host's servers by name, each with the engine's options that reach it, as its unit has them."""
+    found = {}
+    keys = host.variables.get("sglang_server_api_keys") or {}
+    for server in host.get("sglang_server_instances") or []:
+        if server.get("state", "present") != "present":
+            continue
+        name, address = server["name"], server.get("host", "127.0.0.1")
+        reach = "127.0.0.1" if address in ("0.0.0.0", "::") else address
+        url = f"http://{f'[{reach}]' if ':' in reach else reach}:{server['port']}"
+        found[name] = ["--url", url, "--unit", f"sglang@{name}.service"]
+        if name in keys:
+            found[name] += ["--api-key-file", f"/etc/sglang/{name}.key"]
+        if "speculative_disable_batch_threshold" in server:
+            found[name] += ["--threshold", str(server["speculative_disable_batch_threshold"])]
+    return found
+
+
 def audited(command: str, dry_run: bool) -> list[str]:
     """Return an engine command that changes something, with who runs it and in which run."""
     words = [command, "--actor", remote.actor(), "--run-id", secrets.token_hex(6)]
@@ -246,4 +360,6 @@ def bundle_for(patch: str | None) -> Callable[[Host], bytes]:
     return lambda host: rendered(patch or str(host.get("specgate_patch")))
 
 
-ns = Collection(preflight, backup, bundle, patch, verify, deploy, history)
+ns = Collection(
+    preflight, backup, bundle, patch, verify, deploy, health, status, logs, rollback, history, matrix
+)

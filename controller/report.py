@@ -16,27 +16,31 @@ from rich.text import Text
 
 from .connect import HostError
 from .fleet import Host
+from .matrix import LEVELS, Row
 
 Document = dict[str, Any]
 Column = tuple[str, Callable[[Document], Text | str]]
 
-STYLES = {"passed": "green", "skipped": "yellow", "inconclusive": "yellow"}
+STYLES = {"passed": "green", "skipped": "yellow", "inconclusive": "yellow", "old": "yellow", "-": ""}
+SERVER_STYLES = {"active": "green", "failed": "red"}
 WIDTH = 80
 
 out = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
 progress = Console(stderr=True, highlight=False, width=None if Console(stderr=True).is_terminal else WIDTH)
 
 
-def no_answer(operation: str, host: Host, error: HostError) -> Document:
-    """Return the document of a host that could not give its own."""
+def document(
+    operation: str, host: Host, summary: str, outcome: str = "passed", remedy: str | None = None, **more: Any
+) -> Document:
+    """Return a document of what the engine had no part in, with the engine's keys."""
     return {
         "specgate": 1,
         "operation": operation,
-        "outcome": error.outcome,
+        "outcome": outcome,
         "changed": False,
-        "exit_code": 1,
-        "summary": error.summary,
-        "remedy": error.remedy,
+        "exit_code": 0 if outcome == "passed" else 1,
+        "summary": summary,
+        "remedy": remedy,
         "host": host.name,
         "seconds": None,
         "installation": None,
@@ -45,27 +49,53 @@ def no_answer(operation: str, host: Host, error: HostError) -> Document:
         "gates": [],
         "warnings": [],
         "diff": None,
+        **more,
     }
 
 
-def ended(host: Host, document: Document, left: int) -> None:
+def no_answer(operation: str, host: Host, error: HostError) -> Document:
+    """Return the document of a host that could not give its own."""
+    return document(operation, host, error.summary, error.outcome, error.remedy)
+
+
+def fail(document: Document, summary: str, evidence: Sequence[str] = (), remedy: str | None = None) -> None:
+    """Turn a document into that of a failure that the engine could not see."""
+    document.update(outcome="failed", exit_code=1, summary=summary, remedy=remedy or document["remedy"])
+    document["evidence"] = [*document.get("evidence", []), *evidence]
+
+
+def judged(document: Document) -> Document:
+    """Fail a host's status when the host is not well."""
+    state = (document["installation"] or {}).get("state")
+    dead = [unit for unit, state in document["units"].items() if state == "failed"]
+    if document["exit_code"] == 0 and state in ("drifted", "unfinished"):
+        fail(document, document["summary"])
+    if dead:
+        fail(document, f"{', '.join(dead)} failed", remedy=f"fab logs --hosts {document['host']}")
+    return document
+
+
+def ended(host: Host, documents: Mapping[str, Document], left: int) -> None:
     """Print that a host has ended."""
-    more = f", {left} more at work" if left else ""
-    line = Text.assemble(f"{host.name:<14} ", _outcome(document["outcome"]), f" {_seconds(document)}{more}")
-    progress.print(line, soft_wrap=True)
+    more = f"  ({left} more at work)" if left else ""
+    for name, document in documents.items():
+        line = Text.assemble(f"{name:<14} ", _outcome(document["outcome"]), f"  {_seconds(document)}{more}")
+        progress.print(line, soft_wrap=True)
 
 
 def evidence(documents: Mapping[str, Document], all_hosts: bool = False) -> None:
     """Print what the gates saw, failed hosts first and in each the failed gate first."""
     shown = sorted(documents.items(), key=lambda item: item[1]["exit_code"] == 0)
     for name, document in shown:
-        if document["exit_code"] == 0 and not all_hosts:
+        if document["exit_code"] == 0 and not all_hosts and not document["warnings"]:
             continue
         _line(f"\n{name}", "bold")
         if document["exit_code"] != 0:
             _line(f"  {document['outcome']}: {document['summary']}", "red")
             if document["remedy"]:
                 _line(f"  to do: {document['remedy']}")
+            for line in document.get("evidence", []):
+                _line(f"  {line}")
         for gate in sorted(document["gates"], key=lambda each: each["outcome"] == "passed"):
             if gate["outcome"] != "passed":
                 said = gate["reason"] or gate["proved"]
@@ -93,7 +123,7 @@ def diffs(documents: Mapping[str, Document]) -> None:
 
 def fleet(documents: Mapping[str, Document], columns: Sequence[Column]) -> None:
     """Print the table: a row for each host."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = _table()
     table.add_column("host", overflow="fold")
     for heading, _ in columns:
         table.add_column(heading, overflow="fold", no_wrap=heading != "said")
@@ -105,7 +135,7 @@ def fleet(documents: Mapping[str, Document], columns: Sequence[Column]) -> None:
 
 def history(documents: Mapping[str, Document]) -> None:
     """Print the hosts' audit logs as one, oldest first."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = _table()
     for heading in ("when", "host", "what", "", "who", "bundle"):
         table.add_column(heading, overflow="fold")
     entries = [
@@ -117,6 +147,25 @@ def history(documents: Mapping[str, Document]) -> None:
         when, host, what, who = (Text(str(cell)) for cell in cells)
         digest = Text(str(bundle.get("sha256") or "-")[:8])
         table.add_row(when, host, what, _outcome(str(entry.get("outcome"))), who, digest)
+    out.print(table)
+
+
+def lines(documents: Mapping[str, Document]) -> None:
+    """Print each host's lines as they are."""
+    for name, document in documents.items():
+        if document.get("lines"):
+            _line(f"\n{name}", "bold")
+            for line in document["lines"]:
+                _line(line)
+
+
+def matrix(rows: Sequence[Row]) -> None:
+    """Print what was proven for each version."""
+    table = _table()
+    for heading in ("SGLang", "variant", *LEVELS):
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(row.version, row.variant, *(_outcome(cell) for cell in row.cells.values()))
     out.print(table)
 
 
@@ -159,6 +208,28 @@ def changed(document: Document) -> str:
     return "yes" if document["changed"] else "no"
 
 
+def since(document: Document) -> str:
+    """Column: since when the patch is in place, UTC."""
+    return str((document["bundle"] or {}).get("since") or "-")[:16].replace("T", " ")
+
+
+def servers(document: Document) -> Text:
+    """Column: the servers and their states."""
+    found = Text()
+    for unit, state in sorted((document.get("units") or {}).items()):
+        name = unit.removeprefix("sglang@").removesuffix(".service")
+        found.append("\n" if found else "").append(f"{name} ").append(
+            state, SERVER_STYLES.get(state, "yellow")
+        )
+    return found or Text("-")
+
+
+def restarted(document: Document) -> str:
+    """Column: the servers that were restarted, or would be."""
+    found = document.get("restarted") or []
+    return "\n".join(unit.removeprefix("sglang@").removesuffix(".service") for unit in found) or "-"
+
+
 def seconds(document: Document) -> str:
     """Column: how long the engine took."""
     return _seconds(document)
@@ -172,6 +243,10 @@ def gate(name: str) -> Column:
         return _outcome(found[0], short=True) if found else "-"
 
     return name, value
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
 
 
 def _outcome(value: str, short: bool = False) -> Text:

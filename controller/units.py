@@ -1,0 +1,73 @@
+"""The servers of a host as systemd sees them: one unit an instance, ``sglang@NAME.service``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from .connect import HostError
+from .remote import Session
+
+PATTERN = "sglang@*.service"
+RUNNING = ("active", "activating", "reloading")
+EXCERPT = 12  # lines of the journal that say why a server does not start
+
+# What a server may print that nobody else should read: it logs its own arguments at the start.
+_NAME = r"(?:api|admin|hf|auth)[\w-]*(?:key|token)['\"]?"
+_VALUE = r"(?!None\b)(?:'[^']*'|\"[^\"]*\"|[^\s,)&]+)"
+_SECRETS = (
+    re.compile(rf"({_NAME}(?:\s*[=:]\s*|\s+)){_VALUE}", re.IGNORECASE),
+    re.compile(r"(\bBearer\s+)\S+", re.IGNORECASE),
+    re.compile(r"()\b(?:hf_|sk-)[A-Za-z0-9_-]{8,}"),
+)
+
+
+def states(here: Session) -> dict[str, str]:
+    """Return the state of each of the host's servers, by unit. Raises HostError."""
+    answer = here.execute(
+        ["systemctl", "list-units", "--all", "--plain", "--no-legend", "--full", "--type=service", PATTERN]
+    )
+    if answer.code != 0:
+        raise HostError(f"systemctl gives no answer: {answer.stderr.strip()}", "look at the host", "failed")
+    rows = (line.split() for line in answer.stdout.decode("utf-8", "replace").splitlines())
+    return {row[0]: row[2] for row in rows if len(row) >= 4}
+
+
+def running(here: Session) -> list[str]:
+    """Return the units of the servers that run or are being started."""
+    return [unit for unit, state in states(here).items() if state in RUNNING]
+
+
+def restart(here: Session, units: Iterable[str]) -> dict[str, list[str]]:
+    """Restart units; return those that do not serve afterwards, each with the end of its journal.
+
+    ``systemctl restart`` returns when the server serves: readiness is part of starting.
+    """
+    failed = {}
+    for unit in units:
+        if here.execute(["systemctl", "restart", unit], become=here.host.become).code != 0:
+            failed[unit] = journal(here, unit, EXCERPT)
+    return failed
+
+
+def journal(here: Session, unit: str = PATTERN, lines: int = 50) -> list[str]:
+    """Return the last lines of the journal, without secrets."""
+    words = [
+        "journalctl",
+        "--no-pager",
+        "--quiet",
+        "--output=short-iso",
+        f"--lines={lines}",
+        f"--unit={unit}",
+    ]
+    answer = here.execute(words, become=here.host.become)
+    if answer.code != 0:
+        raise HostError(f"journalctl gives no answer: {answer.stderr.strip()}", "look at the host", "failed")
+    return [redacted(line) for line in answer.stdout.decode("utf-8", "replace").splitlines()]
+
+
+def redacted(line: str) -> str:
+    """Return a line with stars in place of keys and tokens."""
+    for secret in _SECRETS:
+        line = secret.sub(r"\1***", line)
+    return line
