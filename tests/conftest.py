@@ -1,0 +1,111 @@
+"""Fixtures that all tests share: real test hosts, and real SGLang environments on the CPU."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import cli, sglang_env
+from tests.hosts.machine import Fleet, Host
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A standing test host, as its operator sees it: over SSH, as an ordinary user, with sudo."""
+
+    host: Host
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    @property
+    def address(self) -> str:
+        return self.host.address
+
+    def run(self, command: str, check: bool = True, timeout: float = 120, data: bytes = b"") -> subprocess.CompletedProcess[str]:
+        """Run a shell command as ``deploy``; AssertionError with its output when it fails and ``check`` is set."""
+        done = subprocess.run(self.host.ssh(command), capture_output=True, input=data, timeout=timeout)
+        text = subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert not check or text.returncode == 0, f"{self.name}: {command}: {text.returncode}\n{text.stdout}{text.stderr}"
+        return text
+
+    def sudo(self, command: str, check: bool = True, timeout: float = 120, data: bytes = b"") -> subprocess.CompletedProcess[str]:
+        """Run a shell command as root."""
+        return self.run(f"sudo -n sh -c {shlex.quote(command)}", check, timeout, data)
+
+    def put(self, path: str, data: bytes, mode: str = "644") -> None:
+        """Write a file as root."""
+        self.sudo(f"umask 077; cat > {shlex.quote(path)} && chmod {mode} {shlex.quote(path)}", data=data)
+
+    def read(self, path: str) -> str:
+        return self.sudo(f"cat {shlex.quote(path)}").stdout
+
+    def sha256(self, path: str) -> str:
+        """What GNU sha256sum says of a file."""
+        return self.sudo(f"sha256sum {shlex.quote(path)}").stdout.split()[0]
+
+    def cut(self) -> None:
+        self.host.cut()
+
+    def heal(self) -> None:
+        self.host.heal()
+
+    def kill(self) -> None:
+        """Pull the plug."""
+        self.host.kill()
+
+    def start(self) -> None:
+        """Power on again and wait for systemd."""
+        self.host.start()
+        self.host.wait()
+
+
+@pytest.fixture(scope="session")
+def fleet() -> Iterator[Fleet]:
+    """The slot's fleet, empty at first; whatever stands in it at the end is removed."""
+    fleet = Fleet.here()
+    cli.take_down(fleet, [], everything=True)
+    yield fleet
+    cli.take_down(fleet, [], everything=True)
+    assert fleet.leftovers() == []
+
+
+HostMaker = Callable[..., list[Reached]]
+
+
+@pytest.fixture(scope="module")
+def make_hosts(fleet: Fleet) -> Iterator[HostMaker]:
+    """A function (names…, sglang="0.5.9", store_size="") that brings up fresh hosts; they go when the module's tests are done."""
+    made: list[str] = []
+
+    def make(*names: str, sglang: str = "0.5.9", store_size: str = "") -> list[Reached]:
+        made.extend(names)
+        return [Reached(host) for host in cli.bring_up(fleet, list(names), sglang, store_size)]
+
+    yield make
+    standing = {host.name for host in fleet.hosts}
+    cli.take_down(fleet, [name for name in made if name in standing])
+
+
+@pytest.fixture(scope="module")
+def hosts(make_hosts: HostMaker) -> list[Reached]:
+    """Two fresh hosts, gpu1 and gpu2, with SGLang 0.5.9."""
+    return make_hosts("gpu1", "gpu2")
+
+
+@pytest.fixture(scope="module")
+def host(make_hosts: HostMaker) -> Reached:
+    """One fresh host, gpu1, with SGLang 0.5.9."""
+    return make_hosts("gpu1")[0]
+
+
+@pytest.fixture(scope="session")
+def sglang() -> Callable[[str], Path]:
+    """A function that returns the environment (folder) of an SGLang version; it is shared: copy what you change."""
+    return sglang_env.build
