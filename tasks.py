@@ -138,10 +138,10 @@ def deploy(c, hosts=None, limit=None, inventory=INVENTORY, dry_run=False, extra_
 
 
 @operation(**CHOICE, **JSON, last="how many operations of each host (default 20)")
-def history(c, hosts=None, limit=None, inventory=INVENTORY, last=20, json=False):
+def history(c, hosts=None, limit=None, inventory=INVENTORY, last="20", json=False):
     """Show the hosts' audit logs as one, in the order of time."""
     fleet = load(inventory, hosts, limit)
-    command = ["history", "--last", str(last)]
+    command = ["history", "--last", str(number("--last", last))]
     documents = by_engine("history", fleet, lambda host: [*command, *store(host)])
     if not json:
         report.history(documents)
@@ -151,12 +151,14 @@ def history(c, hosts=None, limit=None, inventory=INVENTORY, last=20, json=False)
 @operation(
     **CHOICE,
     **JSON,
-    gates="health, configuration, behaviour: which gates, with commas between (default health)",
+    gates="health (default), configuration, behaviour: with commas between",
 )
 def health(c, hosts=None, limit=None, inventory=INVENTORY, gates="health", json=False):
     """Ask each running server for a real generation, on its own host."""
     fleet = load(inventory, hosts, limit)
     names = [name for name in gates.split(",") if name]
+    if not names or set(names) - {"health", "configuration", "behaviour"}:
+        raise FleetError(f"--gates {gates}: choose from health, configuration, behaviour")
     requests = {
         host.name: {name: ["probe", *names, *words] for name, words in servers(host).items()}
         for host in fleet
@@ -187,16 +189,17 @@ def status(c, hosts=None, limit=None, inventory=INVENTORY, json=False):
     finish("status", on_each("status", fleet, work), columns, json)
 
 
-@operation(
-    **CHOICE, **JSON, unit="only this server of sglang_server_instances", lines="of each host (default 50)"
-)
-def logs(c, hosts=None, limit=None, inventory=INVENTORY, unit=None, lines=50, json=False):
+@operation(**CHOICE, **JSON, unit="only this server, by name", lines="of each host (default 50)")
+def logs(c, hosts=None, limit=None, inventory=INVENTORY, unit=None, lines="50", json=False):
     """Show the end of the servers' journals, without keys and tokens."""
+    last = number("--lines", lines)
     fleet = load(inventory, hosts, limit)
 
     def work(here: Session) -> dict[str, Document]:
-        said = units.journal(here, f"sglang@{unit}.service" if unit else units.PATTERN, int(lines))
-        return {here.host.name: report.document("logs", here.host, f"{len(said)} lines", lines=said)}
+        there = [one for one in units.states(here) if unit in (None, units.short(one))]
+        said = units.journal(here, there, last) if there else []
+        what = f"{len(said)} lines of {', '.join(map(units.short, there)) or 'no server'}"
+        return {here.host.name: report.document("logs", here.host, what, lines=said)}
 
     documents = on_each("logs", fleet, work)
     if not json:
@@ -206,7 +209,7 @@ def logs(c, hosts=None, limit=None, inventory=INVENTORY, unit=None, lines=50, js
 
 @operation(**CHOICE, **DRY_RUN, **JSON)
 def rollback(c, hosts=None, limit=None, inventory=INVENTORY, dry_run=False, json=False):
-    """Restore the pristine files, prove them, restart the servers that ran."""
+    """Restore the pristine files, prove it, restart what ran."""
     fleet = load(inventory, hosts, limit)
     command = audited("rollback", dry_run)
     requests = {host.name: [*command, *where(host)] for host in fleet}
@@ -233,7 +236,7 @@ def rollback(c, hosts=None, limit=None, inventory=INVENTORY, dry_run=False, json
 
 @operation(**PATCH)
 def matrix(c, patch="speculative-disable-batch-threshold"):
-    """Show for each SGLang version what test runs have proven, and where."""
+    """Show what test runs have proven for each SGLang version."""
     report.matrix(proofs.rows(jsonlib.loads(rendered(patch))))
 
 
@@ -297,6 +300,13 @@ def finish(
         raise Exit(code=1)
 
 
+def number(option: str, value: str) -> int:
+    """Return an option's value as a positive number. Raises FleetError."""
+    if not value.isdecimal() or int(value) == 0:
+        raise FleetError(f"{option} {value!r}: give a positive number")
+    return int(value)
+
+
 def store(host: Host) -> list[str]:
     """Return the engine's option for the store."""
     return ["--store", str(host.get("specgate_store"))]
@@ -320,7 +330,7 @@ def gates(host: Host) -> list[str]:
 
 
 def servers(host: Host) -> dict[str, list[str]]:
-    """Return the host's servers by name, each with the engine's options that reach it, as its unit has them."""
+    """Return the host's servers by name, each with the engine's options that reach it."""
     found = {}
     keys = host.variables.get("sglang_server_api_keys") or {}
     for server in host.get("sglang_server_instances") or []:

@@ -17,6 +17,7 @@ from rich.text import Text
 from .connect import HostError
 from .fleet import Host
 from .matrix import LEVELS, Row
+from .units import short
 
 Document = dict[str, Any]
 Column = tuple[str, Callable[[Document], Text | str]]
@@ -217,7 +218,7 @@ def servers(document: Document) -> Text:
     """Column: the servers and their states."""
     found = Text()
     for unit, state in sorted((document.get("units") or {}).items()):
-        name = unit.removeprefix("sglang@").removesuffix(".service")
+        name = short(unit)
         found.append("\n" if found else "").append(f"{name} ").append(
             state, SERVER_STYLES.get(state, "yellow")
         )
@@ -227,7 +228,7 @@ def servers(document: Document) -> Text:
 def restarted(document: Document) -> str:
     """Column: the servers that were restarted, or would be."""
     found = document.get("restarted") or []
-    return "\n".join(unit.removeprefix("sglang@").removesuffix(".service") for unit in found) or "-"
+    return "\n".join(map(short, found)) or "-"
 
 
 def seconds(document: Document) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from .connect import HostError
-from .remote import Session
+from .remote import Answer, Session
 
 PATTERN = "sglang@*.service"
 RUNNING = ("active", "activating", "reloading")
@@ -22,13 +22,20 @@ _SECRETS = (
 )
 
 
+def short(unit: str) -> str:
+    """Return a server's name, which is that of its unit without prefix and suffix."""
+    return unit.removeprefix("sglang@").removesuffix(".service")
+
+
 def states(here: Session) -> dict[str, str]:
     """Return the state of each of the host's servers, by unit. Raises HostError."""
     answer = here.execute(
         ["systemctl", "list-units", "--all", "--plain", "--no-legend", "--full", "--type=service", PATTERN]
     )
+    if answer.code == 127 or "not been booted with systemd" in answer.stderr:
+        return {}  # a container: nothing here is a unit
     if answer.code != 0:
-        raise HostError(f"systemctl gives no answer: {answer.stderr.strip()}", "look at the host", "failed")
+        raise _no_answer("systemctl", answer)
     rows = (line.split() for line in answer.stdout.decode("utf-8", "replace").splitlines())
     return {row[0]: row[2] for row in rows if len(row) >= 4}
 
@@ -46,12 +53,12 @@ def restart(here: Session, units: Iterable[str]) -> dict[str, list[str]]:
     failed = {}
     for unit in units:
         if here.execute(["systemctl", "restart", unit], become=here.host.become).code != 0:
-            failed[unit] = journal(here, unit, EXCERPT)
+            failed[unit] = journal(here, [unit], EXCERPT)
     return failed
 
 
-def journal(here: Session, unit: str = PATTERN, lines: int = 50) -> list[str]:
-    """Return the last lines of the journal, without secrets."""
+def journal(here: Session, units: Iterable[str], lines: int) -> list[str]:
+    """Return the last lines of the units' journal, without secrets. Raises HostError."""
     words = [
         "journalctl",
         "--no-pager",
@@ -62,7 +69,7 @@ def journal(here: Session, unit: str = PATTERN, lines: int = 50) -> list[str]:
     ]
     answer = here.execute(words, become=here.host.become)
     if answer.code != 0:
-        raise HostError(f"journalctl gives no answer: {answer.stderr.strip()}", "look at the host", "failed")
+        raise _no_answer("journalctl", answer)
     return [redacted(line) for line in answer.stdout.decode("utf-8", "replace").splitlines()]
 
 
@@ -71,3 +78,8 @@ def redacted(line: str) -> str:
     for secret in _SECRETS:
         line = secret.sub(r"\1***", line)
     return line
+
+
+def _no_answer(command: str, answer: Answer) -> HostError:
+    first = (answer.stderr.strip().splitlines() or [f"exit code {answer.code}"])[0]
+    return HostError(f"{command} gives no answer: {first}", "look at the host", "failed")
