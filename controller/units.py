@@ -59,14 +59,8 @@ def restart(here: Session, units: Iterable[str]) -> dict[str, list[str]]:
 
 def journal(here: Session, units: Iterable[str], lines: int) -> list[str]:
     """Return the last lines of the units' journal, without secrets. Raises HostError."""
-    words = [
-        "journalctl",
-        "--no-pager",
-        "--quiet",
-        "--output=short-iso",
-        f"--lines={lines}",
-        f"--unit={unit}",
-    ]
+    words = ["journalctl", "-q", "--no-pager", "--output=short-iso", f"--lines={lines}"]
+    words += [f"--unit={unit}" for unit in units]
     answer = here.execute(words, become=here.host.become)
     if answer.code != 0:
         raise _no_answer("journalctl", answer)
