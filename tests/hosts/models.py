@@ -92,7 +92,9 @@ def _save(folder: Path, config: dict[str, object], shapes: dict[str, tuple[int, 
     for name, shape in shapes.items():
         tensor = torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.05
         weights[name] = tensor.to(torch.bfloat16)
-    save_file({**weights, **extra}, folder / "model.safetensors", metadata={"format": "pt"})
+    file = folder / "model.safetensors"
+    save_file({**weights, **extra}, file, metadata={"format": "pt"})
+    file.chmod(0o644)  # the server runs as a user of its own
 
 
 def _mlp(prefix: str) -> dict[str, tuple[int, ...]]:
