@@ -30,7 +30,7 @@ GATES = ("source", "compile", "import", "flag", "health", "configuration", "beha
 HEADINGS = ("source", "comp", "import", "flag", "health", "conf", "behav")
 MARKS = {"passed": "ok", "failed": "FAIL", "inconclusive": "?", "skipped": "-"}
 # what begins with a line of its own, because it takes long
-SLOW = ("specgate_patch", "specgate_verify", "specgate_probe", "specgate_wait")
+SLOW = ("specgate_patch", "specgate_verify", "specgate_probe", "specgate_unit")
 # what succeeds without a word
 SILENT = ("validate_argument_spec", "set_fact", "group_by", "specgate_lock", "assert", "include_role", "import_role")
 EVIDENCE_LINES = 20
@@ -101,13 +101,20 @@ class CallbackModule(Default):
         self._problems: dict[str, str] = {}
         self._preflight_due = False
         self._diffs: dict[str, str] = {}
+        self._unnamed: Any = None
 
     # while it runs
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Show what preflight found before anything else begins."""
+        """Show what preflight found before anything else begins, and the play's name when it has something to show."""
         self._show_preflight()
-        super().v2_playbook_on_play_start(play)
+        self._play = self._unnamed = play
+
+    def _print_task_banner(self, task: Any) -> None:
+        if self._unnamed:
+            super().v2_playbook_on_play_start(self._unnamed)
+            self._unnamed = None
+        super()._print_task_banner(task)
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
         """Say that a host is at work on something that takes long."""
@@ -142,20 +149,45 @@ class CallbackModule(Default):
         """Show the reason, and the evidence of the gate that failed."""
         if result.result.get("specgate"):
             self._learn(result)
+        items = [one for one in result.result.get("results") or [] if one.get("failed")]
         if not ignore_errors:
-            self._problems[result.host.name] = str(result.result.get("msg", "failed")).strip()
-        if self._display.verbosity or result.task.loop or not result.result.get("msg"):
+            # of a loop, what its items said, not that some failed
+            said = [str(one.get("msg", "failed")).strip() for one in items or [result.result]]
+            self._problems[result.host.name] = "; ".join(said)
+        if self._display.verbosity or not result.result.get("msg"):
             super().v2_runner_on_failed(result, ignore_errors)
-            return
+        elif not items:
+            self._failure(result)
+
+    def _failure(self, result: Any, item: str = "") -> None:
         result.result.pop("exception", None)
         self._handle_warnings_and_exception(result)
-        self._line(result, f"FAILED: {result.result['msg']}", C.COLOR_ERROR)
+        self._line(result, f"{item}FAILED: {result.result.get('msg', 'no message')}", C.COLOR_ERROR)
         for gate in (result.result.get("specgate") or {}).get("gates") or []:
             if gate["outcome"] in ("failed", "inconclusive"):
                 self._evidence(gate)
         for stream in ("stderr", "stdout"):
             for line in str(result.result.get(stream) or "").splitlines()[-EVIDENCE_LINES:]:
                 self._display.display(f"    {line}", color=C.COLOR_ERROR)
+
+    def v2_runner_item_on_ok(self, result: Any) -> None:
+        """Show a document as one line."""
+        document = result.result.get("specgate")
+        if document:
+            self._learn(result)
+        if document and not self._display.verbosity:
+            self._line(result, f"{self._get_item_label(result.result)}: {document['summary']}", C.COLOR_OK)
+        else:
+            super().v2_runner_item_on_ok(result)
+
+    def v2_runner_item_on_failed(self, result: Any) -> None:
+        """Show the reason, and the evidence of the gate that failed."""
+        if result.result.get("specgate"):
+            self._learn(result)
+        if self._display.verbosity:
+            super().v2_runner_item_on_failed(result)
+            return
+        self._failure(result, f"{self._get_item_label(result.result)}: ")
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """Show why in one line."""

@@ -6,7 +6,11 @@ import os
 import platform
 import shutil
 import subprocess
+from datetime import datetime, timezone
 from typing import Any, Dict, List, Optional
+
+
+RUNNING = ("active", "activating", "reloading")
 
 
 def describe(store: str) -> Dict[str, Any]:
@@ -15,7 +19,7 @@ def describe(store: str) -> Dict[str, Any]:
         "python": platform.python_version(),
         "store_free_mib": _free_mib(store),
         "gpus": _gpus(),
-        "units": _units(),
+        "units": units(),
     }
 
 
@@ -39,11 +43,46 @@ def _gpus() -> List[Dict[str, Any]]:
     ]
 
 
-def _units() -> List[Dict[str, str]]:
-    """Return name and state of each unit whose name begins with sglang."""
-    rows = _lines("systemctl", "list-units", "--all", "--plain", "--no-legend", "--type=service", "sglang*")
-    cells = [row.split() for row in rows]
-    return [{"name": row[0], "state": row[2]} for row in cells if len(row) >= 4]
+def units() -> List[Dict[str, Any]]:
+    """Return name, state, start (seconds since the epoch) and text of each service whose name begins with sglang."""
+    properties = "--property=Id,ActiveState,ExecMainStartTimestamp"
+    text = "\n".join(_lines("systemctl", "show", "sglang*.service", properties, "--timestamp=us+utc"))
+    found = []
+    for block in text.split("\n\n"):
+        said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if "Id" in said:
+            found.append({
+                "name": said["Id"], "state": said["ActiveState"], "started": _seconds(said["ExecMainStartTimestamp"]),
+                "text": _text(os.path.join("/etc/systemd/system", said["Id"])),
+            })
+    return found
+
+
+def units_after(document: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """Return the units, each with whether it is ``outdated``: it began before the package's files became what they are.
+
+    It serves the old code then, whoever changed the files: this run, or one that was cut off before its restart.
+    """
+    root = (document.get("installation") or {}).get("root") or "/"
+    paths = [os.path.join(root, one["path"]) for one in document["files"]]
+    newest = max((os.stat(path).st_mtime for path in paths if os.path.exists(path)), default=0.0)
+    return [{**unit, "outdated": unit["state"] in RUNNING and unit["started"] < newest} for unit in units()]
+
+
+def _seconds(timestamp: str) -> float:
+    """Return systemd's ``Tue 2026-12-01 12:48:18.123456 UTC`` as seconds since the epoch; 0 for never."""
+    try:
+        return datetime.strptime(timestamp, "%a %Y-%m-%d %H:%M:%S.%f UTC").replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _text(path: str) -> Optional[str]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _lines(*command: str) -> List[str]:

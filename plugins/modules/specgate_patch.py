@@ -50,12 +50,20 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+units:
+  description:
+    - Services of SGLang, each with C(name), C(state), C(started) (seconds since the epoch), C(text) and C(outdated).
+    - An outdated one runs, began before the files became what they are now, and so needs a restart.
+  returned: always
+  type: list
+  elements: dict
 specgate:
   description: The engine's document, as docs/engine.md describes it.
   returned: always
   type: dict
 """
 
+from ansible.module_utils import specgate_host
 from ansible.module_utils.specgate import operations
 from ansible.module_utils.specgate_module import finish, module, options
 
@@ -70,7 +78,8 @@ def main() -> None:
     if m.params["state"] == "present" and not m.params["bundle"]:
         m.fail_json(msg="state=present needs a bundle: bundle: \"{{ lookup('specgate_bundle', NAME) }}\"")
     operation = operations.apply if m.params["state"] == "present" else operations.rollback
-    finish(m, operation(options(m)))
+    document = operation(options(m))
+    finish(m, document, units=specgate_host.units_after(document))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ DOCUMENTATION = r"""
 module: specgate_unit
 short_description: Install a systemd unit and start it until it serves, or remove it
 description:
-  - Checks the unit before it is written, from a folder of its own and under its real name. Anything that C(systemd-analyze verify)
-    says about it fails the task, and so does an exposure above O(exposure). Check mode checks as well.
+  - Checks the unit before it is written, from a folder of its own and under its real name. Anything that
+    C(systemd-analyze verify) says about it fails the task, and so does an exposure above O(exposure). Check
+    mode checks as well.
   - Restarts a running unit when its text changed, or with O(restart). Otherwise leaves it alone.
   - A start that fails shows the traceback from the journal, and no retry of systemd is left behind.
   - Drop-ins are never touched.
