@@ -18,8 +18,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spec
 def wheel(version: str) -> Path:
     """Return the wheel of an SGLang version, from the cache or from the package index.
 
-    From 0.5.11 the wheels hold compiled parts, for one Python each; their Python source is the same, so any will
-    do. Raises subprocess.CalledProcessError when pip finds none.
+    From 0.5.11 the wheels hold compiled parts, for one Python each; their Python source is the same, so any
+    will do. Raises subprocess.CalledProcessError when pip finds none.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / ".lock").open("w") as lock:
@@ -46,8 +46,9 @@ def unpack(version: str, root: Path, paths: Collection[str] | None = None) -> Pa
     """Unpack the Python source below ``sglang/srt`` (or ``paths`` alone) and the dist-info into ``root``."""
     with zipfile.ZipFile(wheel(version)) as packed:
         for name in packed.namelist():
-            source = name.startswith("sglang/srt/") and name.endswith(".py") if paths is None else name in paths
-            if source or ".dist-info/" in name or name in ("sglang/__init__.py", "sglang/srt/__init__.py"):
+            is_source = name.startswith("sglang/srt/") and name.endswith(".py")
+            wanted = is_source if paths is None else name in paths
+            if wanted or ".dist-info/" in name or name in ("sglang/__init__.py", "sglang/srt/__init__.py"):
                 packed.extract(name, root)
     return root
 

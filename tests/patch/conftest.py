@@ -6,14 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from controller import matrix
 from controller.render import dump, render
-from tests import matrix, wheels
+from tests import wheels
 
 ENGINE = Path(__file__).resolve().parents[2] / "plugins" / "module_utils"
 BUNDLE = render()
@@ -63,11 +64,23 @@ def specgate(tmp_path: Path, bundle_file: Path) -> Callable[..., dict[str, Any]]
     return run
 
 
+OUTCOME = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Keep whether the test itself passed, for the fixtures that end after it."""
+    report = yield
+    if report.when == "call":
+        item.stash[OUTCOME] = report.passed
+    return report
+
+
 @pytest.fixture
-def proved(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Write what a test proved of a version into the matrix (docs/matrix.md)."""
-
-    def write(version: str, proof: str, evidence: list[str]) -> None:
-        matrix.write(version, proof, VERSIONS[version]["id"], BUNDLE["sha256"], evidence, request.node.nodeid)
-
-    return write
+def proves(request: pytest.FixtureRequest) -> Iterator[Callable[[str, str], None]]:
+    """Write into the matrix (docs/matrix.md) what comes of a test that says: this proves LEVEL of VERSION."""
+    claims: list[tuple[str, str]] = []
+    yield lambda level, version: claims.append((level, version))
+    for level, version in claims:
+        where = request.node.nodeid.split("[")[0]
+        matrix.record(level, version, BUNDLE, request.node.stash.get(OUTCOME, False), where)

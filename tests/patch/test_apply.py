@@ -32,7 +32,8 @@ def removed_lines(before: Path, after: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_applies(version, tree, specgate, proved, tmp_path):
+def test_applies(version, tree, specgate, proves, tmp_path):
+    proves("applies", version)
     root, files = tree(version), VERSIONS[version]["files"]
     edited = [file for file in files if "edits" in file]
     pristine = wheels.unpack(version, tmp_path / "pristine", {file["path"] for file in edited})
@@ -43,9 +44,10 @@ def test_applies(version, tree, specgate, proved, tmp_path):
     assert [gates[name]["outcome"] for name in ("source", "compile", "import", "flag")] == [
         "passed", "passed", "skipped", "skipped",
     ]  # fmt: skip
-    marked = [line for file in files if file.get("markers") for line in grep(root / file["path"], file["markers"])]
-    assert gates["source"]["evidence"] == marked
-    assert marked
+    marked = [file for file in files if file.get("markers")]
+    lines = [line for file in marked for line in grep(root / file["path"], file["markers"])]
+    assert gates["source"]["evidence"] == lines
+    assert lines
     for file in edited:
         assert removed_lines(pristine / file["path"], root / file["path"]) == []
 
@@ -57,7 +59,6 @@ def test_applies(version, tree, specgate, proved, tmp_path):
     for file in edited:
         assert wheels.digest((root / file["path"]).read_bytes()) == wheels.recorded(root, file["path"])
     assert not any((root / file["path"]).exists() for file in files if "create" in file)
-    proved(version, "applies", marked)
 
 
 def test_the_lines_of_0_5_9(tree, specgate):
