@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from .errors import one_line
 from .options import Options
 
 EXIT_CODES = {"passed": 0, "failed": 1, "refused": 2, "undone": 3, "inconclusive": 4}
@@ -42,7 +43,7 @@ class Report:
 
     def end(self, outcome: str, summary: str, remedy: str | None = None, changed: bool = False) -> None:
         """Say how the operation ended."""
-        self.outcome, self.summary, self.remedy, self.changed = outcome, summary, remedy, changed
+        self.outcome, self.summary, self.remedy, self.changed = outcome, one_line(summary), remedy, changed
 
     def document(self) -> dict[str, Any]:
         """Return the finished document."""

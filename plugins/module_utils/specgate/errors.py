@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def one_line(text: str) -> str:
+    """Return ``text`` on one line, whatever a path or a bundle put into it."""
+    return "\\n".join(text.splitlines())
+
+
 class Refused(Exception):
     """The operation was refused before anything changed.
 
@@ -11,7 +16,7 @@ class Refused(Exception):
 
     def __init__(self, summary: str, remedy: str | None = None, diff: str | None = None) -> None:
         super().__init__(summary)
-        self.summary = summary
+        self.summary = one_line(summary)
         self.remedy = remedy
         self.diff = diff
 

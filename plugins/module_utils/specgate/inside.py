@@ -143,7 +143,7 @@ def try_flag(flag: Any) -> Any:
                 space = parser.parse_args(["--model-path", "x", "{}={}".format(flag["option"], text)])
         except SystemExit:
             lines = said.getvalue().strip().splitlines() or ["refused"]
-            raise ValueError(lines[-1]) from None
+            raise ValueError(lines[-1].split("error: ", 1)[-1]) from None
         return getattr(space, flag["field"])
 
     return [accepted(flag, text, wanted, parse, validate) for text, wanted in flag["accept"]] + [

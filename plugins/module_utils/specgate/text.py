@@ -45,9 +45,14 @@ def render(document: dict[str, Any]) -> str:
 
 def _gate(gate: dict[str, Any]) -> list[str]:
     said = gate["reason"] if gate["reason"] else gate["proved"]
-    return [_field(f"{_SIGN[gate['outcome']]} {gate['gate']}", said)] + [
-        f"    {line}" for line in gate["evidence"]
-    ]
+    lines = [_field(f"{_SIGN[gate['outcome']]} {gate['gate']}", said)]
+    for line in gate["evidence"]:
+        # lines of source and of a traceback are shown as they are
+        shown = f"    {line}"
+        lines.append(
+            textwrap.fill(shown, WIDTH, subsequent_indent=" " * 6) if gate["gate"] == "flag" else shown
+        )
+    return lines
 
 
 def _field(name: str, value: str) -> str:
