@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import zipfile
 from functools import cache
 
@@ -158,3 +159,37 @@ def test_the_refusals_ask_for_fields_that_exist(version):
     ours = {"speculative_disable_batch_threshold"}
     missing = {name for name in asked - ours if f"    {name}: " not in text and f"def {name}(" not in text}
     assert missing == set()
+
+
+OWNERS = {
+    "target": "sglang/srt/model_executor/",
+    "draft": "sglang/srt/model_executor/",
+    "worker": "sglang/srt/speculative/eagle_worker_v2.py",
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_attribute_of_the_runners_and_the_worker_is_set_somewhere(version):
+    used: dict[str, set[str]] = {name: set() for name in OWNERS}
+    for node in ast.walk(rendered(version)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
+            owner = node.value
+            if isinstance(owner.value, ast.Name) and owner.value.id == "self" and owner.attr in used:
+                used[owner.attr].add(node.attr)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "replaced":
+            owner = node.args[0]
+            if isinstance(owner, ast.Attribute) and owner.attr in used:
+                used[owner.attr].update(keyword.arg for keyword in node.keywords if keyword.arg)
+    assert all(used.values())
+    with zipfile.ZipFile(wheels.wheel(version)) as wheel:
+        for name, where in OWNERS.items():
+            paths = [path for path in wheel.namelist() if path.startswith(where) and path.endswith(".py")]
+            text = "\n".join(wheel.read(path).decode() for path in paths)
+            set_there = {attribute for attribute in used[name] if is_set(text, attribute)}
+            assert used[name] - set_there == set(), f"self.{name}"
+
+
+def is_set(text: str, name: str) -> bool:
+    """Say whether some class in ``text`` assigns or defines this attribute."""
+    assigned = rf"\(?(self\.\w+, ?)*self\.{name}(: [^=\n]+)?(,| = )"
+    return re.search(rf"^ +({assigned}|{name}: |def {name}\()", text, re.M) is not None
