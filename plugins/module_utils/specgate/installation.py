@@ -162,7 +162,7 @@ def _venv_interpreter(root: Path, options: Options) -> Interpreter | None:
     if root.name in ("site-packages", "dist-packages") and len(root.parents) > 2:
         for name in ("python", "python3"):
             path = root.parents[2] / "bin" / name
-            if path.exists() and (root.parents[2] / "pyvenv.cfg").exists():
+            if os.access(path, os.X_OK) and (root.parents[2] / "pyvenv.cfg").exists():
                 with contextlib.suppress(Refused):
                     return interpreter.ask(str(path), options.env)
     return None

@@ -272,8 +272,9 @@ def test_current_folder_is_not_imported_from(host, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
 def test_other_python_versions_run_the_engine(host, version, tmp_path):
-    found = [shutil.which(f"python{version}")] if shutil.which(f"python{version}") else []
-    found += sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    # pyenv's own names are shims that may refuse, so its versions come first
+    found = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    found += [Path(path) for path in [shutil.which(f"python{version}")] if path]
     if not found:
         pytest.skip(f"no Python {version} here")
     (tmp_path / "b.json").write_text(json.dumps(mini.bundle()))
