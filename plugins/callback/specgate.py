@@ -32,7 +32,7 @@ MARKS = {"passed": "ok", "failed": "FAIL", "inconclusive": "?", "skipped": "-"}
 # what begins with a line of its own, because it takes long
 SLOW = ("specgate_patch", "specgate_verify", "specgate_probe", "specgate_unit")
 # what succeeds without a word
-SILENT = ("validate_argument_spec", "set_fact", "group_by", "specgate_lock", "assert", "include_role", "import_role")
+SILENT = ("validate_argument_spec", "set_fact", "group_by", "specgate_lock", "assert", "include_role", "include_tasks")
 EVIDENCE_LINES = 20
 WIDTH = 80
 
@@ -141,6 +141,9 @@ class CallbackModule(Default):
             # what preflight found is in its table
             if document["operation"] != "inspect":
                 self._line(result, document["summary"], C.COLOR_CHANGED if result.result.get("changed") else C.COLOR_OK)
+            for entry in document.get("history") or []:
+                line = f"  {entry['started']} {entry['operation']} {entry['outcome']}, {entry['actor']}: {entry['summary']}"
+                self._display.display(line)
             self._handle_warnings_and_exception(result)
         elif result.task.action.rpartition(".")[2] not in SILENT:
             super().v2_runner_on_ok(result)
@@ -199,19 +202,22 @@ class CallbackModule(Default):
         self._line(result, f"UNREACHABLE: {_one_line(result.result.get('msg'))}", C.COLOR_UNREACHABLE)
 
     def v2_on_file_diff(self, result: Any) -> None:
-        """Show a source diff once, and for the other hosts say that theirs is the same."""
-        diff = result.result.get("diff")
-        if not result.result.get("specgate") or not diff:
+        """Show a diff once, and for the other hosts say that theirs is the same."""
+        if self._display.verbosity:
             super().v2_on_file_diff(result)
             return
-        text, name = diff["prepared"], short(result.host.name)
-        first = self._diffs.setdefault(text, name)
-        self._line(result, f"the diff is that of {first}" if first != name else f"the diff:\n{self._get_diff(diff)}", C.COLOR_OK)
+        items = result.result.get("results", [result.result]) if result.task.loop else [result.result]
+        text = "".join(self._get_diff(item["diff"]) for item in items if item.get("diff") and item.get("changed"))
+        if text:
+            name = short(result.host.name)
+            first = self._diffs.setdefault(text, name)
+            self._line(result, f"the diff is that of {first}" if first != name else f"the diff:\n{text.rstrip()}", C.COLOR_OK)
 
     def _learn(self, result: Any) -> None:
         document = result.result["specgate"]
+        # a host is shown as preflight found it, once
+        self._preflight_due |= document["operation"] == "inspect" and result.host.name not in self._hosts
         self._hosts.setdefault(result.host.name, Host()).learn(result.result)
-        self._preflight_due |= document["operation"] == "inspect"
 
     def _line(self, result: Any, text: str, color: str) -> None:
         if self._last_task_banner != result.task._uuid:

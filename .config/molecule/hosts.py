@@ -1,0 +1,19 @@
+#!/usr/bin/env python3
+"""Inventory of the test hosts that stand in the slot, for Ansible (``--list``)."""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.hosts.machine import Fleet
+
+fleet = Fleet.here()
+hosts = {host.name: {"ansible_host": host.address} for host in fleet.hosts}
+variables = {
+    "ansible_user": "deploy",
+    "ansible_ssh_private_key_file": str(fleet.key),
+    "ansible_ssh_common_args": f"-F /dev/null -o UserKnownHostsFile={fleet.known_hosts}",
+}
+print(json.dumps({"gpu": {"hosts": list(hosts), "vars": variables}, "_meta": {"hostvars": hosts}}))

@@ -1,0 +1,196 @@
+"""What the tests of the Ansible front share: hosts with a small SGLang and a small server, and ``ansible-playbook`` itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import HostMaker, Reached
+from tests.unit.engine import mini
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAYBOOK = Path(sys.executable).parent / "ansible-playbook"
+SITE = "/opt/sglang/lib/python3.11/site-packages"
+UNIT = "sglang@main.service"
+
+# Serves as SGLang does, as far as the gates for health and configuration look, and without a model. Its flags are those of
+# ServerArgs and its worker is EAGLEWorkerV2, both as they lie on the host: patched, or not.
+SERVER = '''\
+import argparse, http.server, json
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self, said):
+        data = json.dumps(said).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        threshold = {name: value for name, value in vars(args).items() if name == "speculative_disable_batch_threshold"}
+        self.answer({"version": "0.5.9", **threshold, "internal_states": [threshold]})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer({"output_ids": [1, 2, 3, 4], "meta_info": {"completion_tokens": 4}})
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    args = parser.parse_args()
+    EAGLEWorkerV2(args)
+    http.server.ThreadingHTTPServer((args.host, args.port), Handler).serve_forever()
+'''
+INSTANCE = {"name": "main", "model": "/opt/model", "port": 30000, "gpus": [], "speculative_disable_batch_threshold": 0}
+_number = count(1)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How an ``ansible-playbook`` ended: its exit code and all that it printed."""
+
+    code: int
+    out: str
+
+    @property
+    def words(self) -> str:
+        """Return the output without its line breaks, which may stand anywhere."""
+        return " ".join(self.out.split())
+
+    @property
+    def changed(self) -> int:
+        """Return the number of hosts that the last line calls changed."""
+        return int(re.findall(r"hosts: changed=(\d+) failed=\d+", self.out)[-1])
+
+
+def start(playbook: str, inventory: Path, *more: str, cwd: Path = ROOT, **extra: Any) -> subprocess.Popen[str]:
+    """Start a playbook; ``extra`` are variables for its command line."""
+    command = [str(PLAYBOOK), str(ROOT / "playbooks" / playbook), "-i", str(inventory), *more]
+    if extra:
+        command += ["-e", json.dumps(extra)]
+    return subprocess.Popen(
+        command, cwd=cwd, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "LC_ALL": "C.UTF-8", "COLUMNS": "80"},
+    )  # fmt: skip
+
+
+def play(playbook: str, inventory: Path, *more: str, timeout: float = 300, **extra: Any) -> Ran:
+    """Run a playbook to its end."""
+    process = start(playbook, inventory, *more, **extra)
+    try:
+        out, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    print(out)
+    return Ran(process.returncode, out)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The small SGLang, with the small server."""
+    path = mini.wheel(tmp_path_factory.mktemp("wheel"), replace={"sglang/launch_server.py": SERVER})
+    return path.read_bytes()
+
+
+@pytest.fixture
+def pair(make_hosts: HostMaker, wheel: bytes) -> list[Reached]:
+    """Two fresh hosts with the small SGLang in /opt/sglang."""
+    hosts = make_hosts(*(f"ans{next(_number)}" for _ in range(2)), sglang="none")
+    for host in hosts:
+        install(host, wheel)
+    return hosts
+
+
+def install(host: Reached, wheel: bytes, folder: str = "/opt/sglang") -> None:
+    """Make a virtual environment on the host and put the wheel into it."""
+    path = shlex.quote(folder)
+    host.put("/tmp/sglang.whl", wheel)
+    host.sudo(f"mkdir -p /opt/model && python3 -m venv --without-pip {path}")
+    host.sudo(f"python3 -m zipfile -e /tmp/sglang.whl {path}/lib/python3.11/site-packages")
+
+
+@dataclass
+class Fleet:
+    """An inventory of test hosts, the first of which is the canary."""
+
+    path: Path
+    hosts: list[Reached]
+
+    def write(self, *, address: dict[str, str] | None = None, **variables: Any) -> Path:
+        """Write the inventory and return its path; ``address`` gives other addresses than the true ones."""
+        fleet = self.hosts[0].host.fleet
+        entries = {host.name: {"ansible_host": (address or {}).get(host.name, host.address)} for host in self.hosts}
+        common = {
+            "ansible_user": "deploy",
+            "ansible_ssh_private_key_file": str(fleet.key),
+            "ansible_ssh_common_args": f"-F /dev/null -o UserKnownHostsFile={fleet.known_hosts}",
+            "specgate_patch": str(self.path.with_name("bundle.json")),
+            "specgate_lock_path": str(self.path.with_name("lock")),
+            "specgate_actor": "operator",
+            "sglang_health_gates": ["health", "configuration"],
+            "sglang_server_start_seconds": 120,
+            "sglang_server_instances": [],
+        }
+        inventory = {"gpu": {"hosts": entries, "vars": {**common, **variables}}, "canary": {"hosts": {self.hosts[0].name: None}}}
+        self.path.write_text(yaml.safe_dump(inventory, allow_unicode=True), encoding="utf-8")
+        return self.path
+
+    def bundle(self, document: dict[str, Any]) -> None:
+        """Say which bundle is deployed."""
+        self.path.with_name("bundle.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+@pytest.fixture
+def fleet_of(tmp_path: Path) -> Iterator[Callable[[list[Reached]], Fleet]]:
+    """A function that makes a Fleet of hosts, with the ordinary bundle."""
+
+    def make(hosts: list[Reached]) -> Fleet:
+        made = Fleet(tmp_path / "hosts.yml", hosts)
+        made.bundle(mini.bundle())
+        made.write()
+        return made
+
+    yield make
+
+
+def tree(host: Reached, *folders: str) -> str:
+    """Return every file below the folders with content's hash, mode, owner, size and times, as GNU tools see them."""
+    where = " ".join(shlex.quote(folder) for folder in folders or ("/opt", "/var/lib/specgate", "/etc", "/usr/local"))
+    listing = f"find {where} -xdev -exec stat -c '%n %s %u %g %a %Y' {{}} + ; find {where} -xdev -type f -exec sha256sum {{}} +"
+    return "\n".join(sorted(host.sudo(listing, check=False).stdout.splitlines()))
+
+
+def main_pid(host: Reached, unit: str = UNIT) -> int:
+    """Return the unit's main process; 0 when it does not run."""
+    return int(host.sudo(f"systemctl show -P MainPID {unit}").stdout)
+
+
+def record_holds(host: Reached, site: str = SITE) -> None:
+    """Assert with sha256sum that every file of SGLang is what the wheel's RECORD says, and that none is new."""
+    lines = host.sudo(f"cd {shlex.quote(site)} && cat sglang-*.dist-info/RECORD").stdout.splitlines()
+    import base64
+
+    recorded = {}
+    for line in lines:
+        name, digest, _ = line.rsplit(",", 2)
+        if digest and name.startswith("sglang/"):
+            recorded[name] = base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex()
+    found = host.sudo(f"cd {shlex.quote(site)} && find sglang -type f -not -name '*.pyc' -exec sha256sum {{}} +").stdout
+    assert {line[66:]: line[:64] for line in found.splitlines()} == recorded

@@ -1,0 +1,127 @@
+"""A host that cannot be deployed to is told in one line with what to do; by the policy, the others go on or nothing changes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ansible.conftest import SITE, Fleet, install, play, record_holds, tree
+from tests.conftest import Reached
+
+pytestmark = pytest.mark.hosts
+Fleets = Callable[[list[Reached]], Fleet]
+
+
+def patched(host: Reached, site: str = SITE) -> bool:
+    """Say whether GNU grep finds the flag on the host."""
+    return host.sudo(f"grep -rqF speculative-disable-batch-threshold '{site}/sglang'", check=False).returncode == 0
+
+
+def refused(out: str, host: Reached, *words: str) -> None:
+    """Assert that the result has a line on the host that says all of this."""
+    said = " ".join(out[out.rindex("RESULT") :].split())
+    mine = said[said.index(f"{host.name}: ") :]
+    assert [word for word in words if word not in mine[:400]] == []
+
+
+def test_a_host_that_is_down(pair: list[Reached], fleet_of: Fleets) -> None:
+    inventory = fleet_of(pair).write()
+    before = tree(pair[0])
+    pair[1].cut()
+    stopped = play("deploy.yml", inventory)
+    assert stopped.code == 2
+    refused(stopped.out, pair[1], "Connection timed out")
+    assert tree(pair[0]) == before
+
+    went_on = play("deploy.yml", inventory, sglang_facts_skip_unready=True)
+    assert went_on.code != 0  # the fleet is not deployed
+    assert patched(pair[0])
+    pair[1].heal()
+
+    resumed = play("deploy.yml", inventory, "--limit", pair[1].name)
+    assert resumed.code == 0
+    assert patched(pair[1])
+
+
+def test_unfit_hosts_are_left_out(pair: list[Reached], fleet_of: Fleets) -> None:
+    fleet = fleet_of(pair)
+    inventory = fleet.write()
+    pair[0].sudo(f"echo '# mine' >> {SITE}/sglang/srt/server_args.py")
+    before = tree(pair[0], "/opt", "/etc")
+    ran = play("deploy.yml", inventory, sglang_facts_skip_unready=True)
+    assert ran.code != 0
+    refused(ran.out, pair[0], "server_args.py")
+    assert tree(pair[0], "/opt", "/etc") == before
+    assert patched(pair[1])
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("specgate_python", "/opt/nothing/bin/python", ("/opt/nothing/bin/python does not exist",)),
+        ("ansible_python_interpreter", "/usr/bin/python9", ("/usr/bin/python9",)),
+        ("ansible_user", "root", ("Permission denied",)),
+        ("sglang_facts_free_mib", 10**9, ("MiB",)),
+    ],
+)
+def test_one_line_with_what_to_do(
+    pair: list[Reached], fleet_of: Fleets, variable: str, value: object, words: tuple[str, ...]
+) -> None:
+    fleet = fleet_of(pair)
+    before = [tree(host) for host in pair]
+    ran = play("deploy.yml", fleet.write(**{variable: value}))
+    assert ran.code == 2
+    for host in pair:
+        refused(ran.out, host, *words)
+    assert [tree(host) for host in pair] == before
+
+
+def test_read_only_package(pair: list[Reached], fleet_of: Fleets) -> None:
+    inventory = fleet_of(pair).write()
+    pair[0].sudo(f"mount --bind {SITE} {SITE} && mount -o remount,bind,ro {SITE}")
+    ran = play("deploy.yml", inventory)
+    assert ran.code == 2
+    refused(ran.out, pair[0], "read-only", "remount")
+    assert not patched(pair[1])
+    record_holds(pair[0])
+
+
+def test_odd_paths(pair: list[Reached], fleet_of: Fleets, wheel: bytes) -> None:
+    odd = "/opt/größe 7; $(touch /tmp/injected) 'q"
+    site = f"{odd}/lib/python3.11/site-packages"
+    install(pair[0], wheel, odd)
+    inventory = fleet_of(pair[:1]).write(
+        specgate_python=f"{odd}/bin/python", specgate_store="/var/lib/spec gate/ü`touch /tmp/injected`"
+    )
+    for _ in range(2):
+        assert play("deploy.yml", inventory).code == 0
+    assert play("verify.yml", inventory).code == 0
+    assert play("rollback.yml", inventory).code == 0
+    record_holds(pair[0], site)
+    assert pair[0].sudo("test -e /tmp/injected", check=False).returncode == 1
+
+
+def test_an_actor_is_no_command(pair: list[Reached], fleet_of: Fleets) -> None:
+    inventory = fleet_of(pair[:1]).write(specgate_actor="x'; touch /tmp/injected; echo '\n$(touch /tmp/injected)")
+    assert play("deploy.yml", inventory).code == 0
+    assert pair[0].sudo("test -e /tmp/injected", check=False).returncode == 1
+    assert "touch" in pair[0].read("/var/lib/specgate/audit.jsonl")
+
+
+@pytest.mark.parametrize("case", ["unknown", "changed"])
+def test_host_keys(pair: list[Reached], fleet_of: Fleets, tmp_path: Path, case: str) -> None:
+    known = tmp_path / "known_hosts"
+    true = pair[0].host.fleet.known_hosts.read_text()
+    mine = [line for line in true.splitlines() if not line.startswith(pair[0].address)]
+    if case == "changed":
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+        mine.append(f"{pair[0].address} {(tmp_path / 'other.pub').read_text()}")
+    known.write_text("\n".join(mine) + "\n")
+    before = [tree(host) for host in pair]
+    ran = play("deploy.yml", fleet_of(pair).write(ansible_ssh_common_args=f"-F /dev/null -o UserKnownHostsFile={known}"))
+    assert ran.code == 2
+    refused(ran.out, pair[0], "Host key verification failed")
+    assert [tree(host) for host in pair] == before
