@@ -228,9 +228,9 @@ def _no_document(host: Host, command: str, answer: Answer) -> HostError:
     """Explain an execution that did not end in a document."""
     lines = [line for line in answer.stderr.splitlines() if line.strip()] or ["it wrote nothing"]
     text = lines[-1]
-    if "sudo" in text and any(word in text for word in ("password", "not allowed", "sudoers", "may not run")):
+    if lines[0].startswith(("sudo:", "Sorry, user")) and "command not found" not in lines[0]:
         return HostError(
-            f"sudo refused: {text}",
+            f"sudo refused: {lines[0].removeprefix('sudo: ')}",
             f"let the login user run commands as {host.become} without a password (NOPASSWD)",
             "failed",
         )

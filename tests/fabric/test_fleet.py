@@ -1,6 +1,7 @@
 """The fleet as Fabric sees it is the fleet as Ansible sees it."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -41,7 +42,8 @@ def ansible_says(inventory: Path, host: str, variable: str) -> object:
     """Ask Ansible itself what a variable is."""
     done = subprocess.run(
         [tool("ansible"), host, "-i", inventory, "-c", "local", "-m", "debug", "-a", f"var={variable}"],
-        capture_output=True, text=True, cwd=ROOT, env={"PATH": "/usr/bin:/bin", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"},
+        env={**os.environ, "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"},
+        capture_output=True, text=True, cwd=ROOT,
     )  # fmt: skip
     return json.loads(done.stdout.partition("=> ")[2])[variable]
 
