@@ -1,0 +1,141 @@
+"""Servers that the live tests share: one SGLang version, patched, with a draft that is really accepted."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.render import render
+from tests.live.servers import SPECULATION, Request, Server, copy_of_package, patch
+
+HERE = Path(__file__).resolve().parent
+VERSIONS = ("0.5.23", "0.5.19")
+LONGEST = 200
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def environment(version: str, sglang: Callable[[str], Path]) -> Path:
+    return sglang(version)
+
+
+@pytest.fixture(scope="module")
+def models(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `target`, `draft` and `first.json`."""
+    folder = tmp_path_factory.mktemp("models")
+    subprocess.run([environment / "bin/python", HERE / "permutation_model.py", folder, "float32"], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def patched(version: str, environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the patched package."""
+    root = copy_of_package(environment, tmp_path_factory.mktemp("package") / version)
+    patch(root, render())
+    return root
+
+
+@pytest.fixture(scope="module")
+def start(
+    environment: Path, patched: Path, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Server]]:
+    """A function that starts a server with these further arguments; it ends with the module's tests."""
+    running: list[Server] = []
+
+    def start(*arguments: str, root: Path = patched, target: Path = models / "target") -> Server:
+        log = tmp_path_factory.mktemp("server") / "log"
+        server = Server(environment, root, log, target, *arguments)
+        running.append(server)
+        return server
+
+    yield start
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def speculation(models: Path) -> tuple[str, ...]:
+    """The arguments of a server that speculates, without a tokenizer."""
+    draft = f"--speculative-draft-model-path={models / 'draft'}"
+    return (
+        *SPECULATION,
+        draft,
+        "--skip-tokenizer-init",
+        "--grammar-backend=none",
+        "--sampling-backend=pytorch",
+    )
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[tuple[int, ...]]:
+    """Eight prompts of 3 to 60 tokens."""
+    dice = random.Random(7)
+    return [tuple(dice.randrange(3, 510) for _ in range(dice.randrange(3, 60))) for _ in range(8)]
+
+
+@pytest.fixture(scope="module")
+def reference(
+    environment: Path, models: Path, prompts: list[tuple[int, ...]]
+) -> dict[tuple[int, ...], dict[str, Any]]:
+    """For each prompt what transformers generates greedily: `tokens`, `gaps`, `logprobs`."""
+    done = subprocess.run(
+        [environment / "bin/python", HERE / "reference.py", models / "target"],
+        input=json.dumps([[prompt, LONGEST] for prompt in prompts]),
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    return dict(zip(prompts, json.loads(done.stdout), strict=True))
+
+
+@pytest.fixture(scope="module")
+def same_tokens(
+    reference: dict[tuple[int, ...], dict[str, Any]],
+) -> Callable[[Request, dict[str, Any]], None]:
+    """A function that fails when an answer differs from the reference, unless from a near tie on."""
+
+    def check(request: Request, answer: dict[str, Any]) -> None:
+        expected, got = reference[request.prompt], answer["output_ids"]
+        assert len(got) == request.count
+        for place, (token, want) in enumerate(zip(got, expected["tokens"], strict=False)):
+            if token != want:
+                assert expected["gaps"][place] < 1e-3, f"token {place} is {token}, not {want}"
+                return
+
+    return check
+
+
+@pytest.fixture(scope="module")
+def draft_steps(
+    models: Path, reference: dict[tuple[int, ...], dict[str, Any]]
+) -> Callable[[Request, int], int]:
+    """A function: how many steps a request takes that speculates after its first ``start`` tokens.
+
+    The draft proposes ``first[first[t]]``, t being the token before the last, for each of its three tokens.
+    """
+    first = json.loads((models / "first.json").read_text())
+
+    def count(request: Request, start: int) -> int:
+        tokens, steps, known = reference[request.prompt]["tokens"], 0, start
+        while known < request.count:
+            before = tokens[known - 2] if known > 1 else request.prompt[-1]
+            proposed, accepted = first[first[before]], 0
+            while accepted < 3 and tokens[known + accepted] == proposed:
+                accepted += 1
+            known, steps = known + accepted + 1, steps + 1
+        return steps
+
+    return count

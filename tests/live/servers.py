@@ -1,0 +1,178 @@
+"""Real SGLang servers on the CPU, from a copy of the wheel that the engine has patched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specgate import operations
+from specgate.options import Options
+
+HEALTHY_AFTER = 600  # seconds; 20 on an idle machine with two cores
+SPECULATION = (
+    "--speculative-algorithm=EAGLE3",
+    "--speculative-num-steps=3",
+    "--speculative-eagle-topk=1",
+    "--speculative-num-draft-tokens=4",
+)
+# speculation on the CPU needs this backend; given as a pair, SGLang leaves it alone on a CPU without AMX
+BACKEND = ("--prefill-attention-backend=intel_amx", "--decode-attention-backend=intel_amx")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and how many tokens to generate after it, greedily."""
+
+    prompt: tuple[int, ...]
+    count: int
+
+
+def copy_of_package(environment: Path, root: Path) -> Path:
+    """Make ``root`` a folder with SGLang's package and metadata of an environment, as hard links."""
+    packages = next(environment.glob("lib/python3.*/site-packages"))
+    root.mkdir(parents=True)
+    for part in ("sglang", next(packages.glob("sglang-*.dist-info")).name):
+        linked = subprocess.run(["cp", "-al", packages / part, root], capture_output=True)
+        if linked.returncode:  # another filesystem
+            subprocess.run(["cp", "-a", packages / part, root], check=True)
+    return root
+
+
+def patch(root: Path, bundle: dict[str, Any]) -> None:
+    """Put the bundle on the SGLang at ``root``; AssertionError with the engine's words when it is refused."""
+    document = operations.apply(Options(root=str(root), bundle=bundle, store=f"{root}.store", no_import=True))
+    assert document["outcome"] == "passed", document
+
+
+class Server:
+    """A server in a session of its own, so that all of its processes end with it."""
+
+    def __init__(self, environment: Path, root: Path, log: Path, target: Path, *arguments: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.log = log
+        command = [
+            str(environment / "bin/python"),
+            "-m",
+            "sglang.launch_server",
+            f"--model-path={target}",
+            "--host=127.0.0.1",
+            f"--port={self.port}",
+            "--device=cpu",
+            "--mem-fraction-static=0.1",
+            "--random-seed=1",
+            *BACKEND,
+            *arguments,
+        ]
+        settings = {
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "PYTHONPATH": str(root),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **settings},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.wait()
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + HEALTHY_AFTER
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"the server ended:\n{self.words()[-3000:]}"
+            try:
+                with urllib.request.urlopen(self.url("/health"), timeout=20):
+                    return
+            except OSError:
+                time.sleep(1)
+        raise AssertionError(f"not healthy after {HEALTHY_AFTER} s:\n{self.words()[-3000:]}")
+
+    def stop(self) -> None:
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, sign)
+                self.process.wait(timeout=10)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
+            time.sleep(0.5)
+
+    def words(self) -> str:
+        """What the server has said so far."""
+        return self.log.read_text(errors="replace")
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def call(self, path: str, body: dict[str, Any] | None = None, timeout: float = 300) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url(path), data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{path}: {error.code} {error.read()[:500]!r}") from error
+        return json.loads(text) if text else None
+
+    def generate(self, requests: Iterable[Request], **more: Any) -> list[dict[str, Any]]:
+        """Generate for all requests in one call, so that they start together."""
+        listed = list(requests)
+        sampling = [{"temperature": 0, "max_new_tokens": one.count, "ignore_eos": True} for one in listed]
+        return self.call(
+            "/generate",
+            {"input_ids": [list(one.prompt) for one in listed], "sampling_params": sampling, **more},
+        )
+
+    def state(self) -> dict[str, Any]:
+        return self.call("/server_info")["internal_states"][0]
+
+    def steps(self) -> dict[str, int]:
+        return self.state()["batch_threshold"]
+
+
+class Steps:
+    """Counts a server's plain and speculative steps inside a `with`."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def __enter__(self) -> Steps:
+        self.before = self.server.steps()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        after = self.server.steps()
+        self.plain, self.speculative, self.switches = (
+            after[key] - self.before[key] for key in ("plain_steps", "speculative_steps", "switches")
+        )
+
+
+def together(*calls: Any) -> list[Any]:
+    """Run functions at the same time and return what they return."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def every(seconds: float, action: Any, until: threading.Event) -> None:
+    """Repeat an action until the event is set."""
+    while not until.is_set():
+        action()
+        time.sleep(seconds)

@@ -1,0 +1,153 @@
+"""A real server obeys the threshold, and its tokens are those of the model alone, however they were made."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+
+import pytest
+
+from tests.live.servers import Request, Steps, every, together
+
+pytestmark = pytest.mark.live
+THRESHOLD = 2
+
+
+@pytest.fixture(scope="module")
+def server(start, speculation):
+    return start(
+        *speculation,
+        "--max-running-requests=16",
+        "--max-total-tokens=40000",
+        f"--speculative-disable-batch-threshold={THRESHOLD}",
+    )
+
+
+def test_start_says_what_it_will_do(server):
+    assert f"Batch threshold: speculation stops above {THRESHOLD} running requests" in server.words()
+    info = server.call("/server_info")
+    assert info["speculative_disable_batch_threshold"] == THRESHOLD
+    assert set(info["internal_states"][0]["batch_threshold"]) == {
+        "threshold",
+        "resume",
+        "plain_steps",
+        "speculative_steps",
+        "switches",
+    }
+
+
+def test_a_batch_of_the_threshold_itself_speculates(server, prompts, same_tokens):
+    requests = [Request(prompt, 40) for prompt in prompts[:THRESHOLD]]
+    with Steps(server) as steps:
+        answers = server.generate(requests)
+    assert steps.plain == steps.switches == 0
+    assert 0 < steps.speculative < 39 * THRESHOLD, "nothing was accepted"
+    for request, answer in zip(requests, answers, strict=True):
+        same_tokens(request, answer)
+
+
+def test_a_larger_batch_never_speculates(server, prompts, same_tokens):
+    requests = [Request(prompt, 30) for prompt in prompts[: THRESHOLD + 1]]
+    for _ in range(3):  # on a busy machine the three may not start in the same step
+        with Steps(server) as steps:
+            answers = server.generate(requests)
+        for request, answer in zip(requests, answers, strict=True):
+            same_tokens(request, answer)
+        if steps.speculative == 0:
+            break
+    assert (steps.plain, steps.speculative) == (29, 0)
+
+
+def test_crossing_both_ways_changes_no_token(server, prompts, same_tokens):
+    """Requests come and go one after the other: most are decoded by plain and by speculative steps."""
+    counts = (150, 110, 90, 70, 50, 40, 20, 10)
+    requests = [Request(prompt, count) for prompt, count in zip(prompts, counts, strict=True)]
+    with Steps(server) as steps:
+
+        def late(request, seconds):
+            time.sleep(seconds)
+            return server.generate([request])[0]
+
+        answers = together(*(lambda r=r, i=i: late(r, 0.3 * i) for i, r in enumerate(requests)))
+    assert steps.plain and steps.speculative and steps.switches >= 2
+    for request, answer in zip(requests, answers, strict=True):
+        same_tokens(request, answer)
+    said = server.words()
+    assert re.search(r"Batch threshold: speculation off, decode batch \d+ exceeds 2", said)
+    assert re.search(r"Batch threshold: speculation on, decode batch \d+ within 2", said)
+
+
+def test_the_draft_is_accepted_after_resuming_as_ever(server, prompts, same_tokens, draft_steps):
+    """Its KV cache has no holes: this draft accepts nothing when a tenth of its cache is empty."""
+    long, others = Request(prompts[0], 160), [Request(prompt, 80) for prompt in prompts[1:4]]
+    with Steps(server) as steps:
+        answers = server.generate([long, *others])
+    same_tokens(long, answers[0])
+    assert steps.plain >= 75
+    expected = draft_steps(long, 80)
+    # a step or two more when the requests did not start in the same step
+    assert abs(steps.speculative - expected) <= 3, f"{steps.speculative} steps, not {expected}"
+
+
+def test_flapping_around_the_threshold_costs_no_acceptance(server, prompts, same_tokens, draft_steps):
+    """Pairs of short requests cross the threshold again and again: each time the draft proposes at once."""
+    long, pair = Request(prompts[4], 180), [Request(prompt, 3) for prompt in prompts[5:7]]
+    done = threading.Event()
+
+    def first():
+        try:
+            return server.generate([long])[0]
+        finally:
+            done.set()
+
+    with Steps(server) as steps:
+        answer, _ = together(first, lambda: every(0.5, lambda: server.generate(pair), done))
+    same_tokens(long, answer)
+    assert steps.switches >= 6
+    # every token of the long request that no plain step made was made by speculative ones, at the usual rate
+    alone = draft_steps(long, 1) / (long.count - 1)
+    left = long.count - 1 - steps.plain
+    assert left * alone * 0.8 <= steps.speculative <= left * alone * 1.25 + 5
+
+
+def test_log_probabilities(server, prompts, reference, same_tokens):
+    counts = (40, 40, 25, 15)
+    requests = [Request(prompt, count) for prompt, count in zip(prompts, counts, strict=False)]
+    with Steps(server) as steps:
+        answers = server.generate(requests, return_logprob=True, top_logprobs_num=2)
+    assert steps.plain and steps.speculative
+    for request, answer in zip(requests, answers, strict=True):
+        same_tokens(request, answer)
+        said = answer["meta_info"]["output_token_logprobs"]
+        assert [token for _, token, _ in said] == answer["output_ids"]
+        for (value, _, _), expected in zip(said, reference[request.prompt]["logprobs"], strict=False):
+            assert value == pytest.approx(expected, abs=0.02)
+        best = answer["meta_info"]["output_top_logprobs"]
+        assert [top[0][1] for top in best] == answer["output_ids"]
+
+
+def test_an_abort_in_the_middle_leaves_the_others_alone(server, prompts, same_tokens):
+    requests = [Request(prompt, 120) for prompt in prompts[:4]]
+
+    def abort():
+        time.sleep(2)
+        for name in ("gone-1", "gone-2"):
+            server.call("/abort_request", {"rid": name})
+
+    names = ["gone-1", "stays-1", "gone-2", "stays-2"]
+    answers, _ = together(lambda: server.generate(requests, rid=names), abort)
+    for place in (1, 3):
+        same_tokens(requests[place], answers[place])
+    assert answers[0]["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def test_no_memory_is_lost(server, prompts, same_tokens):
+    """When idle, SGLang checks its pools and ends with an error on a leak."""
+    time.sleep(3)
+    assert "leak" not in server.words()
+    request = Request(prompts[7], 5)
+    same_tokens(request, server.generate([request])[0])
+    time.sleep(3)
+    assert server.process.poll() is None
+    assert "leak" not in server.words()
