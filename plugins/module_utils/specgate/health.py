@@ -61,6 +61,8 @@ class Watched:
             return []
         after = self._entries[-1].cursor if self._entries else None
         self._entries += journalctl.read(self.unit, after)
+        if self._invocation:
+            return journalctl.words([one for one in self._entries if one.invocation == self._invocation])
         return journalctl.words(journalctl.of_last_start(self._entries))
 
     def cause(self) -> list[str]:

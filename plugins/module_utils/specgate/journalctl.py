@@ -75,7 +75,8 @@ def words(entries: Sequence[Entry]) -> list[str]:
 def activity(lines: Sequence[str]) -> str | None:
     """Return what the server is doing now: its last line that says something."""
     for line in reversed(lines):
-        if line.strip():
+        # an indented line is source code under a warning or a traceback
+        if line.strip() and not line.startswith(" "):
             return line.strip()
     return None
 

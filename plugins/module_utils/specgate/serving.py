@@ -6,8 +6,10 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
 
@@ -23,6 +25,15 @@ from .serving_tokens import NEAR_TIE
 URL = "http://127.0.0.1:30000"
 GATES = ("health", "configuration", "behaviour", "record")
 Say = Callable[[str], None]
+_CACHES = (
+    "HOME",
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "SGLANG_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "FLASHINFER_WORKSPACE_BASE",
+)
 _REMEDIES = {
     "failed": "fix what the evidence shows, or roll back",
     "inconclusive": "nothing is proven either way: do what the reason says, then probe again",
@@ -219,7 +230,9 @@ def _importable(options: Options) -> dict[str, Any]:
     """Run the static gates when a patch is in use; without one there is nothing to prove before a start."""
     document = operations.status(options)
     if document["outcome"] == "passed" and document["bundle"]:
-        document = operations.verify(options)
+        # run by root, it must leave nothing in the caches that the server will want to write
+        with tempfile.TemporaryDirectory(prefix="specgate-import-") as scratch:
+            document = operations.verify(replace(options, env={name: scratch for name in _CACHES}))
     document["operation"] = "wait"
     return document
 

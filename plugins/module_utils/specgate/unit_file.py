@@ -32,9 +32,9 @@ class Result:
 def start(name: str, content: str, exposure: int, restart: bool, check: bool, timeout: float) -> Result:
     """Install the unit, enable it, and start it; restart it when its text changed or with ``restart``.
 
-    A unit that systemd has anything to say about, or whose exposure (``systemd-analyze security``) is above the
-    limit, is not installed. With ``check`` nothing is changed. ``timeout`` in seconds is for the start. Raises
-    UnitError.
+    A unit that systemd has anything to say about, or whose exposure (``systemd-analyze security``) is above
+    the limit, is not installed. With ``check`` nothing is changed. ``timeout`` in seconds is for the start.
+    Raises UnitError.
     """
     path = _path(name)
     before = _text(path)
@@ -98,9 +98,8 @@ def verify(name: str, content: str, exposure: int) -> list[str]:
         said = _run("systemd-analyze", *options)
         if said.returncode != 0:
             verdict = (said.stdout + said.stderr).strip().splitlines()[-1:]
-            raise UnitError(
-                f"{name} is more exposed than {exposure / 10:.1f}; it was not installed: {' '.join(verdict)}"
-            )
+            limit = f"{exposure / 10:.1f}"
+            raise UnitError(f"{name} is more exposed than {limit}; it was not installed: {' '.join(verdict)}")
     return [line for line in lines if line not in own]
 
 

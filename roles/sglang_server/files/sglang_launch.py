@@ -1,8 +1,8 @@
 """Starts SGLang as ``python -m sglang.launch_server`` does, with two differences.
 
-The API key comes from systemd's credential ``api_key``: it stands in no argument list, and is not shown where SGLang
-logs its arguments. And a flag that a patch adds is left out, with a word in the journal, when this SGLang does not
-know it: a rolled-back host must start again as it was before the patch.
+The API key comes from systemd's credential ``api_key``: it stands in no argument list, and is not shown where
+SGLang logs its arguments. And a flag that a patch adds is left out, with a word in the journal, when this
+SGLang does not know it: a rolled-back host must start again as it was before the patch.
 """
 
 import argparse
