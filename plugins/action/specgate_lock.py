@@ -20,7 +20,7 @@ from ansible.plugins.action import ActionBase
 
 
 def _open(path: str) -> int:
-    """Open the lock file for everyone's use, creating it when it is missing; never through a symbolic link."""
+    """Open the lock file, making it for everyone's use when there is none; never through a link."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags)
@@ -35,13 +35,15 @@ def _open(path: str) -> int:
 
 
 def _alive(holder: dict[str, Any], now: float) -> bool:
-    """Say whether the holder still counts. A process on another machine is believed until the lock expires."""
+    """Say whether the holder still counts. One on another machine is believed until the lock expires."""
     if now >= holder["expires"]:
         return False
     return holder["host"] != socket.gethostname() or Path(f"/proc/{holder['pid']}").exists()
 
 
-def take(path: str, owner: str, run_id: str, hours: float, pid: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def take(
+    path: str, owner: str, run_id: str, hours: float, pid: int
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Take the lock for process ``pid``.
 
     Returns who holds it afterwards, and who stands in the way (None when it was taken).
@@ -58,8 +60,12 @@ def take(path: str, owner: str, run_id: str, hours: float, pid: int) -> tuple[di
         if holder and holder["run_id"] != run_id and _alive(holder, now):
             return holder, holder
         mine = {
-            "owner": owner, "run_id": run_id, "host": socket.gethostname(), "pid": pid,
-            "since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)), "expires": now + hours * 3600,
+            "owner": owner,
+            "run_id": run_id,
+            "host": socket.gethostname(),
+            "pid": pid,
+            "since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)),
+            "expires": now + hours * 3600,
         }
         file.seek(0)
         file.truncate()
@@ -76,23 +82,32 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the task's result; raises AnsibleActionFail when someone else holds the lock."""
         super().run(tmp, task_vars)
-        _, args = self.validate_argument_spec({
-            "path": {"type": "path", "required": True},
-            "owner": {"type": "str", "required": True},
-            "run_id": {"type": "str", "required": True},
-            "hours": {"type": "float", "default": 4.0},
-        })
+        _, args = self.validate_argument_spec(
+            {
+                "path": {"type": "path", "required": True},
+                "owner": {"type": "str", "required": True},
+                "run_id": {"type": "str", "required": True},
+                "hours": {"type": "float", "default": 4.0},
+            }
+        )
         if self._task.check_mode:
-            return {"changed": False, "skipped": True, "skip_reason": "check mode changes nothing, so it needs no lock"}
+            return {
+                "changed": False,
+                "skipped": True,
+                "skip_reason": "check mode changes nothing, so it needs no lock",
+            }
         path = args["path"]
         try:
             holder, other = take(path, args["owner"], args["run_id"], args["hours"], os.getppid())
         except OSError as e:
-            raise AnsibleActionFail(f"{path}: cannot take the fleet lock: {e.strerror}. Set specgate_lock_path to a "
-                                    "file that everyone who deploys may write.") from e
+            raise AnsibleActionFail(
+                f"{path}: cannot take the fleet lock: {e.strerror}. Set specgate_lock_path to a "
+                "file that everyone who deploys may write."
+            ) from e
         if other:
             raise AnsibleActionFail(
-                f"{other['owner']} is changing this fleet since {other['since']} (run {other['run_id']}, process "
-                f"{other['pid']} on {other['host']}). Wait for it to end; the lock {path} is then free by itself."
+                f"{other['owner']} is changing this fleet since {other['since']} (run {other['run_id']}, "
+                f"process {other['pid']} on {other['host']}). Wait for it to end; the lock {path} is then "
+                "free by itself."
             )
         return {"changed": False, "holder": holder}

@@ -1,17 +1,24 @@
-"""Readable rollouts: one line a host while it works, the failing gate with its evidence, one table at the end.
+"""Readable rollouts: a line a host while it works, the failing gate with its evidence, a table at the end.
 
 It is Ansible's default output, except where a result holds the engine's document.
 """
 
 from __future__ import annotations
 
+import textwrap
+from typing import Any
+
+from ansible import constants as C
+from ansible.plugins.callback.default import CallbackModule as Default
+
 DOCUMENTATION = r"""
 name: specgate
 type: stdout
 short_description: Readable rollouts
 description:
-  - Ansible's default output, except that a result of a Specgate module is shown as one line for the host, a failure without
-    the dump of everything that was known, and the end as one table at 80 columns with the failing gate above it.
+  - Ansible's default output, except that a result of a Specgate module is shown as one line for the host, a
+    failure without the dump of everything that was known, and the end as one table at 80 columns, the failing
+    gate above it.
   - With C(-v) the default output comes back, documents included.
 extends_documentation_fragment:
   - default_callback
@@ -20,19 +27,21 @@ requirements:
   - set as stdout in configuration
 """
 
-import textwrap
-from typing import Any
-
-from ansible import constants as C
-from ansible.plugins.callback.default import CallbackModule as Default
-
 GATES = ("source", "compile", "import", "flag", "health", "configuration", "behaviour")
 HEADINGS = ("source", "comp", "import", "flag", "health", "conf", "behav")
 MARKS = {"passed": "ok", "failed": "FAIL", "inconclusive": "?", "skipped": "-"}
 # what begins with a line of its own, because it takes long
 SLOW = ("specgate_patch", "specgate_verify", "specgate_probe", "specgate_unit")
 # what succeeds without a word
-SILENT = ("validate_argument_spec", "set_fact", "group_by", "specgate_lock", "assert", "include_role", "include_tasks")
+SILENT = (
+    "validate_argument_spec",
+    "set_fact",
+    "group_by",
+    "specgate_lock",
+    "assert",
+    "include_role",
+    "include_tasks",
+)
 EVIDENCE_LINES = 20
 WIDTH = 80
 
@@ -47,7 +56,9 @@ def wrapped(text: str) -> str:
     lines = text.splitlines()
     if len(lines) > 1:
         return text
-    return textwrap.fill(text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def table(headings: tuple[str, ...], rows: list[list[str]], width: int = WIDTH) -> list[str]:
@@ -57,7 +68,9 @@ def table(headings: tuple[str, ...], rows: list[list[str]], width: int = WIDTH) 
     widths[0] = max(min(widths[0], 6), widths[0] - max(over, 0))
 
     def line(cells: tuple[str, ...] | list[str]) -> str:
-        fitted = [cell if len(cell) <= w else cell[: w - 1] + "…" for cell, w in zip(cells, widths, strict=True)]
+        fitted = [
+            cell if len(cell) <= w else cell[: w - 1] + "…" for cell, w in zip(cells, widths, strict=True)
+        ]
         return " ".join(cell.ljust(w) for cell, w in zip(fitted, widths, strict=True)).rstrip()
 
     return [line(headings), *(line(row) for row in rows)]
@@ -102,11 +115,12 @@ class CallbackModule(Default):
         self._preflight_due = False
         self._diffs: dict[str, str] = {}
         self._unnamed: Any = None
+        self._unready: dict[str, str] = {}
 
     # while it runs
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Show what preflight found before anything else begins, and the play's name when it has something to show."""
+        """Show what preflight found; the play's name follows when it has something to show."""
         self._show_preflight()
         self._play = self._unnamed = play
 
@@ -132,6 +146,9 @@ class CallbackModule(Default):
     def v2_runner_on_ok(self, result: Any) -> None:
         """Show a document as one line; say nothing of bookkeeping that went well."""
         document = result.result.get("specgate")
+        why = (result.result.get("ansible_facts") or {}).get("sglang_facts_problem")
+        if why:
+            self._unready[result.host.name] = why
         if self._display.verbosity:
             if document:
                 self._learn(result)
@@ -140,10 +157,14 @@ class CallbackModule(Default):
             self._learn(result)
             # what preflight found is in its table
             if document["operation"] != "inspect":
-                self._line(result, document["summary"], C.COLOR_CHANGED if result.result.get("changed") else C.COLOR_OK)
+                self._line(
+                    result,
+                    document["summary"],
+                    C.COLOR_CHANGED if result.result.get("changed") else C.COLOR_OK,
+                )
             for entry in document.get("history") or []:
-                line = f"  {entry['started']} {entry['operation']} {entry['outcome']}, {entry['actor']}: {entry['summary']}"
-                self._display.display(line)
+                said = ("started", "operation", "outcome", "actor", "summary")
+                self._display.display("  " + " ".join(str(entry[key]) for key in said))
             self._handle_warnings_and_exception(result)
         elif result.task.action.rpartition(".")[2] not in SILENT:
             super().v2_runner_on_ok(result)
@@ -207,11 +228,17 @@ class CallbackModule(Default):
             super().v2_on_file_diff(result)
             return
         items = result.result.get("results", [result.result]) if result.task.loop else [result.result]
-        text = "".join(self._get_diff(item["diff"]) for item in items if item.get("diff") and item.get("changed"))
+        text = "".join(
+            self._get_diff(item["diff"]) for item in items if item.get("diff") and item.get("changed")
+        )
         if text:
             name = short(result.host.name)
             first = self._diffs.setdefault(text, name)
-            self._line(result, f"the diff is that of {first}" if first != name else f"the diff:\n{text.rstrip()}", C.COLOR_OK)
+            self._line(
+                result,
+                f"the diff is that of {first}" if first != name else f"the diff:\n{text.rstrip()}",
+                C.COLOR_OK,
+            )
 
     def _learn(self, result: Any) -> None:
         document = result.result["specgate"]
@@ -247,14 +274,18 @@ class CallbackModule(Default):
                 self._evidence(gate)
         rows = [self._row(name, stats.summarize(name)) for name in names]
         # stages that no host came to take no room
-        keep = [i for i in range(len(rows[0])) if i < 3 or i >= len(rows[0]) - 1 or any(row[i] for row in rows)]
+        keep = [
+            i for i in range(len(rows[0])) if i < 3 or i >= len(rows[0]) - 1 or any(row[i] for row in rows)
+        ]
         headings = ("host", "sglang", "variant", *HEADINGS, "changed")
         for line in table(tuple(headings[i] for i in keep), [[row[i] for i in keep] for row in rows]):
             self._display.display(line)
         failed = sum(1 for name in names if self._bad(stats.summarize(name)))
         changed = sum(1 for name in names if stats.summarize(name)["changed"])
-        self._display.display(f"\n{len(names)} hosts: changed={changed} failed={failed}",
-                              color=C.COLOR_ERROR if failed else C.COLOR_OK)
+        self._display.display(
+            f"\n{len(names)} hosts: changed={changed} failed={failed}",
+            color=C.COLOR_ERROR if failed else C.COLOR_OK,
+        )
 
     @staticmethod
     def _bad(summary: dict[str, int]) -> bool:
@@ -268,7 +299,13 @@ class CallbackModule(Default):
             changed = "FAILED"
         else:
             changed = "yes" if summary["changed"] else "no"
-        return [short(name), host.version, host.variant, *(host.gates.get(gate, "") for gate in GATES), changed]
+        return [
+            short(name),
+            host.version,
+            host.variant,
+            *(host.gates.get(gate, "") for gate in GATES),
+            changed,
+        ]
 
     def _show_preflight(self) -> None:
         if not self._preflight_due:
@@ -278,18 +315,33 @@ class CallbackModule(Default):
         for name, host in sorted(self._hosts.items()):
             found = host.capabilities
             gpus = found.get("gpus") or []
-            memory = f"{len(gpus)} × {min(gpu['memory_mib'] for gpu in gpus) // 1024} GiB" if gpus else "none"
+            memory = f"{len(gpus)} x {min(gpu['memory_mib'] for gpu in gpus) // 1024} GiB" if gpus else "none"
             running = [unit for unit in found.get("units") or [] if unit["state"] == "active"]
-            rows.append([short(name), host.version or "-", host.state or "-", host.variant or "-",
-                         found.get("python") or "-", f"{(found.get('store_free_mib') or 0) / 1024:.1f} GiB", memory,
-                         f"{len(running)}/{len(found.get('units') or [])}"])
+            rows.append(
+                [
+                    short(name),
+                    host.version or "-",
+                    host.state or "-",
+                    host.variant or "-",
+                    found.get("python") or "-",
+                    f"{(found.get('store_free_mib') or 0) / 1024:.1f} GiB",
+                    memory,
+                    f"{len(running)}/{len(found.get('units') or [])}",
+                ]
+            )
         self._display.display("")
         for line in table(("host", "sglang", "state", "variant", "python", "free", "gpu", "units"), rows):
             self._display.display(line)
+        for name, why in sorted(self._unready.items()):
+            if name not in self._problems:
+                self._display.display(wrapped(f"{short(name)}: not ready: {why}"), color=C.COLOR_ERROR)
 
 
 def _one_line(text: Any) -> str:
     """Return SSH's own words, without the key warning's frame and the repeated prefix."""
-    lines = [line.strip() for line in str(text or "unreachable").rpartition("can be reached over ssh: ")[2].splitlines()]
+    lines = [
+        line.strip()
+        for line in str(text or "unreachable").rpartition("can be reached over ssh: ")[2].splitlines()
+    ]
     said = [line for line in lines if line and not set(line) <= {"@", " "}]
     return " ".join(said) if len(said) <= 2 else " ".join((said[0], said[-1]))

@@ -47,7 +47,8 @@ options:
 specgate:
   description:
     - The engine's document, as docs/engine.md describes it.
-    - Among its keys are C(outcome), C(summary), C(remedy), C(installation), C(bundle), C(files), C(gates) and C(warnings).
+    - Among its keys are C(outcome), C(summary), C(remedy), C(installation), C(bundle), C(files), C(gates)
+      and C(warnings).
   returned: always
   type: dict
 """

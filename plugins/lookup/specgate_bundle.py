@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleLookupError
+from ansible.plugins.lookup import LookupBase
+
 DOCUMENTATION = r"""
 name: specgate_bundle
 short_description: Render a patch into its bundle
@@ -29,23 +38,14 @@ _raw:
   elements: dict
 """
 
-import json
-import sys
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
-
-from ansible.errors import AnsibleLookupError
-from ansible.plugins.lookup import LookupBase
-
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
-from controller.render import PatchError, render
+from controller.render import PatchError, render  # noqa: E402  (found by the line above)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _bundle(term: str) -> dict[str, Any]:
     """Return the bundle for one term. Raises AnsibleLookupError."""
     try:

@@ -1,14 +1,14 @@
-"""What the Specgate modules share: their arguments, and the way from the engine's document to Ansible's result."""
+"""What the Specgate modules share: arguments, and the way from the engine's document to Ansible's result."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, Dict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.specgate.options import Options
 
-ARGUMENTS: Dict[str, Dict[str, Any]] = {
+ARGUMENTS: dict[str, dict[str, Any]] = {
     "root": {"type": "path"},
     "python": {"type": "path"},
     "store": {"type": "path", "default": "/var/lib/specgate"},
@@ -20,7 +20,7 @@ ARGUMENTS: Dict[str, Dict[str, Any]] = {
 }
 
 
-def module(**arguments: Dict[str, Any]) -> AnsibleModule:
+def module(**arguments: dict[str, Any]) -> AnsibleModule:
     """Return a module with the shared arguments and its own."""
     return AnsibleModule(
         argument_spec={**ARGUMENTS, **arguments},
@@ -30,14 +30,19 @@ def module(**arguments: Dict[str, Any]) -> AnsibleModule:
 
 
 def options(m: AnsibleModule) -> Options:
-    """Return the engine's options for the module's parameters; what was not given keeps the engine's default."""
-    given = {field.name: m.params[field.name] for field in fields(Options) if m.params.get(field.name) is not None}
+    """Return the engine's options; what the module was not given keeps the engine's default."""
+    given = {
+        field.name: m.params[field.name] for field in fields(Options) if m.params.get(field.name) is not None
+    }
     env = {str(name): str(value) for name, value in m.params["environment"].items()}
     return Options(**given, env=env, check=m.check_mode, diff=m._diff)
 
 
 def finish(
-    m: AnsibleModule, document: Dict[str, Any], fail: bool = True, **more: Any,
+    m: AnsibleModule,
+    document: dict[str, Any],
+    fail: bool = True,
+    **more: Any,
 ) -> None:
     """Leave the module with the engine's document, and with ``more`` beside it.
 
@@ -45,8 +50,11 @@ def finish(
     left out of the echoed parameters: it is long, and the document names it by its hash.
     """
     echo = {name: value for name, value in m.params.items() if name != "bundle"}
-    result: Dict[str, Any] = {
-        "specgate": document, "changed": document["changed"], "invocation": {"module_args": echo}, **more,
+    result: dict[str, Any] = {
+        "specgate": document,
+        "changed": document["changed"],
+        "invocation": {"module_args": echo},
+        **more,
     }
     if document.get("diff"):
         result["diff"] = {"prepared": document["diff"]}

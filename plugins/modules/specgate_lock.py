@@ -6,14 +6,14 @@ DOCUMENTATION = r"""
 module: specgate_lock
 short_description: Let one rollout at a time change the fleet
 description:
-  - Takes the fleet's lock, a file on the controller, for the run of C(ansible-playbook) that calls it. There is nothing to release.
+  - Takes the fleet's lock, a file on the controller, for the run of C(ansible-playbook) that calls it.
     The lock is free again when that process has ended, however it ended, or at its expiry.
   - A second operator is refused, and is told who holds the lock, since when and for which run.
   - It runs on the controller only, and takes no lock in check mode.
 author: Specgate
 options:
   path:
-    description: The lock file. Everybody who deploys to the fleet from this controller must name the same one.
+    description: The lock file. Everybody who deploys to the fleet from here must name the same one.
     type: path
     required: true
   owner:

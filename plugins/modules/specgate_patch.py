@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: specgate_patch
 short_description: Patch SGLang and prove it, or take the patch back
 description:
-  - With V(present), one remote execution backs up the pristine files, patches them as one transaction and runs the
-    static gates (source, compile, import, flag). When a gate fails, the live files are as they were before.
+  - With V(present), one remote execution backs up the pristine files, patches them as one transaction and
+    runs the static gates (source, compile, import, flag). When a gate fails, the live files are as they were.
   - With V(absent), restores the pristine bytes and proves them by the wheel's C(RECORD).
   - The same bundle twice changes nothing.
 author: Specgate
@@ -52,7 +52,8 @@ EXAMPLES = r"""
 RETURN = r"""
 units:
   description:
-    - Services of SGLang, each with C(name), C(state), C(started) (seconds since the epoch), C(text) and C(outdated).
+    - Services of SGLang, each with C(name), C(state), C(started) (seconds since the epoch), C(text) and
+      C(outdated).
     - An outdated one runs, began before the files became what they are now, and so needs a restart.
   returned: always
   type: list

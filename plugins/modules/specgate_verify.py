@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: specgate_verify
 short_description: Run the static gates on the live files
 description:
-  - Runs source, compile, import and flag gates against the bundle in use, or against O(bundle). Changes nothing.
+  - Runs source, compile, import and flag gates against the bundle in use, or O(bundle). Changes nothing.
 author: Specgate
 options:
   bundle:

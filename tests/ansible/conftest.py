@@ -1,4 +1,4 @@
-"""What the tests of the Ansible front share: hosts with a small SGLang and a small server, and ``ansible-playbook`` itself."""
+"""What the tests of Ansible's front share: hosts with a small SGLang and server, and ``ansible-playbook``."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PLAYBOOK = Path(sys.executable).parent / "ansible-playbook"
 SITE = "/opt/sglang/lib/python3.11/site-packages"
 UNIT = "sglang@main.service"
 
-# Serves as SGLang does, as far as the gates for health and configuration look, and without a model. Its flags are those of
-# ServerArgs and its worker is EAGLEWorkerV2, both as they lie on the host: patched, or not.
-SERVER = '''\
+# Serves as SGLang does, as far as the gates for health and configuration look, and without a model. Its flags
+# are those of ServerArgs and its worker is EAGLEWorkerV2, both as they lie on the host: patched, or not.
+SERVER = """\
 import argparse, http.server, json
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
@@ -41,7 +41,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def do_GET(self):
-        threshold = {name: value for name, value in vars(args).items() if name == "speculative_disable_batch_threshold"}
+        name = "speculative_disable_batch_threshold"
+        threshold = {name: getattr(args, name)} if hasattr(args, name) else {}
         self.answer({"version": "0.5.9", **threshold, "internal_states": [threshold]})
 
     def do_POST(self):
@@ -56,8 +57,14 @@ if __name__ == "__main__":
     args = parser.parse_args()
     EAGLEWorkerV2(args)
     http.server.ThreadingHTTPServer((args.host, args.port), Handler).serve_forever()
-'''
-INSTANCE = {"name": "main", "model": "/opt/model", "port": 30000, "gpus": [], "speculative_disable_batch_threshold": 0}
+"""
+INSTANCE = {
+    "name": "main",
+    "model": "/opt/model",
+    "port": 30000,
+    "gpus": [],
+    "speculative_disable_batch_threshold": 0,
+}
 _number = count(1)
 
 
@@ -79,13 +86,16 @@ class Ran:
         return int(re.findall(r"hosts: changed=(\d+) failed=\d+", self.out)[-1])
 
 
-def start(playbook: str, inventory: Path, *more: str, cwd: Path = ROOT, **extra: Any) -> subprocess.Popen[str]:
+def start(
+    playbook: str, inventory: Path, *more: str, cwd: Path = ROOT, **extra: Any
+) -> subprocess.Popen[str]:
     """Start a playbook; ``extra`` are variables for its command line."""
     command = [str(PLAYBOOK), str(ROOT / "playbooks" / playbook), "-i", str(inventory), *more]
     if extra:
         command += ["-e", json.dumps(extra)]
     return subprocess.Popen(
-        command, cwd=cwd, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        command, cwd=cwd, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, "LC_ALL": "C.UTF-8", "COLUMNS": "80"},
     )  # fmt: skip
 
@@ -136,7 +146,9 @@ class Fleet:
     def write(self, *, address: dict[str, str] | None = None, **variables: Any) -> Path:
         """Write the inventory and return its path; ``address`` gives other addresses than the true ones."""
         fleet = self.hosts[0].host.fleet
-        entries = {host.name: {"ansible_host": (address or {}).get(host.name, host.address)} for host in self.hosts}
+        entries = {
+            host.name: {"ansible_host": (address or {}).get(host.name, host.address)} for host in self.hosts
+        }
         common = {
             "ansible_user": "deploy",
             "ansible_ssh_private_key_file": str(fleet.key),
@@ -148,7 +160,10 @@ class Fleet:
             "sglang_server_start_seconds": 120,
             "sglang_server_instances": [],
         }
-        inventory = {"gpu": {"hosts": entries, "vars": {**common, **variables}}, "canary": {"hosts": {self.hosts[0].name: None}}}
+        inventory = {
+            "gpu": {"hosts": entries, "vars": {**common, **variables}},
+            "canary": {"hosts": {self.hosts[0].name: None}},
+        }
         self.path.write_text(yaml.safe_dump(inventory, allow_unicode=True), encoding="utf-8")
         return self.path
 
@@ -171,9 +186,12 @@ def fleet_of(tmp_path: Path) -> Iterator[Callable[[list[Reached]], Fleet]]:
 
 
 def tree(host: Reached, *folders: str) -> str:
-    """Return every file below the folders with content's hash, mode, owner, size and times, as GNU tools see them."""
-    where = " ".join(shlex.quote(folder) for folder in folders or ("/opt", "/var/lib/specgate", "/etc", "/usr/local"))
-    listing = f"find {where} -xdev -exec stat -c '%n %s %u %g %a %Y' {{}} + ; find {where} -xdev -type f -exec sha256sum {{}} +"
+    """Return every file below the folders with hash, mode, owner, size and time, as GNU tools see them."""
+    where = " ".join(
+        shlex.quote(folder) for folder in folders or ("/opt", "/var/lib/specgate", "/etc", "/usr/local")
+    )
+    listing = f"find {where} -xdev -exec stat -c '%n %s %u %g %a %Y' {{}} + ; "
+    listing += f"find {where} -xdev -type f -exec sha256sum {{}} +"
     return "\n".join(sorted(host.sudo(listing, check=False).stdout.splitlines()))
 
 
@@ -183,7 +201,7 @@ def main_pid(host: Reached, unit: str = UNIT) -> int:
 
 
 def record_holds(host: Reached, site: str = SITE) -> None:
-    """Assert with sha256sum that every file of SGLang is what the wheel's RECORD says, and that none is new."""
+    """Assert with sha256sum that SGLang's files are what the wheel's RECORD says, and that none is new."""
     lines = host.sudo(f"cd {shlex.quote(site)} && cat sglang-*.dist-info/RECORD").stdout.splitlines()
     import base64
 
@@ -192,5 +210,7 @@ def record_holds(host: Reached, site: str = SITE) -> None:
         name, digest, _ = line.rsplit(",", 2)
         if digest and name.startswith("sglang/"):
             recorded[name] = base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex()
-    found = host.sudo(f"cd {shlex.quote(site)} && find sglang -type f -not -name '*.pyc' -exec sha256sum {{}} +").stdout
+    found = host.sudo(
+        f"cd {shlex.quote(site)} && find sglang -type f -not -name '*.pyc' -exec sha256sum {{}} +"
+    ).stdout
     assert {line[66:]: line[:64] for line in found.splitlines()} == recorded

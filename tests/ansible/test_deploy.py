@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.ansible.conftest import INSTANCE, UNIT, Fleet, main_pid, play, record_holds, tree
+from tests.ansible.conftest import INSTANCE, SITE, UNIT, Fleet, main_pid, play, record_holds, tree
 from tests.conftest import Reached
 from tests.unit.engine import mini
 
@@ -28,10 +28,15 @@ def breaks_syntax(variant: dict[str, Any]) -> None:
     args = next(file for file in variant["files"] if file["path"] == mini.SERVER_ARGS)
     flag = next(edit for edit in args["edits"] if edit["id"] == "flag")
     flag["place"] = "replace"
-    flag["text"] = 'parser.add_argument(\n    "--speculative-accept-threshold-acc"\n    "--speculative-disable-batch-threshold" type=int)'
+    flag["text"] = (
+        'parser.add_argument(\n    "--speculative-accept-threshold-acc"\n'
+        '    "--speculative-disable-batch-threshold" type=int)'
+    )
 
 
-def test_deploy_then_again_then_rollback(pair: list[Reached], fleet_of: Callable[[list[Reached]], Fleet]) -> None:
+def test_deploy_then_again_then_rollback(
+    pair: list[Reached], fleet_of: Callable[[list[Reached]], Fleet]
+) -> None:
     inventory = fleet_of(pair).write(sglang_server_instances=[INSTANCE])
     before = [tree(host) for host in pair]
 
@@ -42,10 +47,13 @@ def test_deploy_then_again_then_rollback(pair: list[Reached], fleet_of: Callable
 
     first = play("deploy.yml", inventory)
     assert (first.code, first.changed) == (0, 2)
-    grep = "grep -rnF speculative_disable_batch_threshold /opt/sglang/lib/python3.11/site-packages/sglang/srt --include=*.py"
+    grep = f"grep -rnF speculative_disable_batch_threshold {SITE}/sglang/srt --include=*.py"
     for host in pair:
         assert len(host.sudo(grep).stdout.splitlines()) == 3
-        assert "--speculative-disable-batch-threshold 0" in host.sudo(f"tr '\\0' ' ' < /proc/{main_pid(host)}/cmdline").stdout
+        assert (
+            "--speculative-disable-batch-threshold 0"
+            in host.sudo(f"tr '\\0' ' ' < /proc/{main_pid(host)}/cmdline").stdout
+        )
     pids = [main_pid(host) for host in pair]
     assert 0 not in pids
 
@@ -67,7 +75,9 @@ def test_deploy_then_again_then_rollback(pair: list[Reached], fleet_of: Callable
     assert [main_pid(host) for host in pair] == pids
 
 
-def test_a_bad_canary_is_taken_back_and_nobody_follows(pair: list[Reached], fleet_of: Callable[[list[Reached]], Fleet]) -> None:
+def test_a_bad_canary_is_taken_back_and_nobody_follows(
+    pair: list[Reached], fleet_of: Callable[[list[Reached]], Fleet]
+) -> None:
     fleet = fleet_of(pair)
     inventory = fleet.write(sglang_server_instances=[INSTANCE])
     assert play("deploy.yml", inventory).code == 0
@@ -80,9 +90,9 @@ def test_a_bad_canary_is_taken_back_and_nobody_follows(pair: list[Reached], flee
     assert "RuntimeError: no graph for batch 1" in bad.out
     assert "taken back" in bad.words
     # the canary serves the good build again, in a new process; the second host was not touched
-    assert [line.split()[:2] for line in tree(pair[0], "/opt/sglang").splitlines() if line.endswith(".py")] == [
-        line.split()[:2] for line in good[0].splitlines() if line.endswith(".py")
-    ]
+    assert [
+        line.split()[:2] for line in tree(pair[0], "/opt/sglang").splitlines() if line.endswith(".py")
+    ] == [line.split()[:2] for line in good[0].splitlines() if line.endswith(".py")]
     assert main_pid(pair[0]) not in (0, pids[0])
     assert (tree(pair[1]), main_pid(pair[1])) == (good[1], pids[1])
     assert play("health.yml", inventory).code == 0
@@ -91,11 +101,16 @@ def test_a_bad_canary_is_taken_back_and_nobody_follows(pair: list[Reached], flee
     assert play("deploy.yml", inventory).code == 0
 
 
-def test_a_refused_patch_disturbs_nobody(pair: list[Reached], fleet_of: Callable[[list[Reached]], Fleet]) -> None:
+def test_a_refused_patch_disturbs_nobody(
+    pair: list[Reached], fleet_of: Callable[[list[Reached]], Fleet]
+) -> None:
     fleet = fleet_of(pair)
     inventory = fleet.write(sglang_server_instances=[INSTANCE])
     assert play("deploy.yml", inventory).code == 0
-    before, pids = [tree(host, "/opt", "/etc", "/usr/local") for host in pair], [main_pid(host) for host in pair]
+    before, pids = (
+        [tree(host, "/opt", "/etc", "/usr/local") for host in pair],
+        [main_pid(host) for host in pair],
+    )
     fleet.bundle(mini.altered(breaks_syntax))
     bad = play("deploy.yml", inventory)
     assert bad.code == 2
@@ -104,8 +119,10 @@ def test_a_refused_patch_disturbs_nobody(pair: list[Reached], fleet_of: Callable
     assert [main_pid(host) for host in pair] == pids
 
 
-def test_an_interrupted_deploy_restarts_what_it_patched(pair: list[Reached], fleet_of: Callable[[list[Reached]], Fleet]) -> None:
-    """The files are new, the process is old: the next run must see it, though the patch changes nothing any more."""
+def test_an_interrupted_deploy_restarts_what_it_patched(
+    pair: list[Reached], fleet_of: Callable[[list[Reached]], Fleet]
+) -> None:
+    """The files are new, the process is old: the next run must see it, though the patch is in place."""
     fleet = fleet_of(pair[:1])
     inventory = fleet.write(sglang_server_instances=[INSTANCE])
     assert play("deploy.yml", inventory).code == 0
@@ -127,23 +144,30 @@ def test_drain_and_undrain_around_a_restart_only(
     command = ["/bin/sh", "-c", 'echo "$1 $2" >> "$0"', str(log)]
     fleet = fleet_of(pair)
     hooks = {
-        f"specgate_{word}_command": [*command, word, "{{ inventory_hostname }}"] for word in ("drain", "undrain")
+        f"specgate_{word}_command": [*command, word, "{{ inventory_hostname }}"]
+        for word in ("drain", "undrain")
     }
     inventory = fleet.write(sglang_server_instances=[INSTANCE], **hooks)
     assert play("deploy.yml", inventory).code == 0
     assert not log.exists()  # nothing ran yet, so nothing was restarted
     first, second = (host.name for host in pair)
     assert play("rollback.yml", inventory).code == 0
-    assert sorted(log.read_text().split("\n")[:-1]) == sorted(f"{w} {n}" for n in (first, second) for w in ("drain", "undrain"))
+    assert sorted(log.read_text().split("\n")[:-1]) == sorted(
+        f"{w} {n}" for n in (first, second) for w in ("drain", "undrain")
+    )
     log.unlink()
     assert play("deploy.yml", inventory).code == 0
-    assert log.read_text().split("\n")[:-1] == [f"{w} {n}" for n in (first, second) for w in ("drain", "undrain")]
+    assert log.read_text().split("\n")[:-1] == [
+        f"{w} {n}" for n in (first, second) for w in ("drain", "undrain")
+    ]
     log.unlink()
     assert play("deploy.yml", inventory).changed == 0
     assert not log.exists()
 
 
-def test_the_whole_fleet_can_be_taken_back(pair: list[Reached], fleet_of: Callable[[list[Reached]], Fleet]) -> None:
+def test_the_whole_fleet_can_be_taken_back(
+    pair: list[Reached], fleet_of: Callable[[list[Reached]], Fleet]
+) -> None:
     fleet = fleet_of(pair)
     inventory = fleet.write(specgate_rollback_fleet_on_failure=True, sglang_server_instances=[INSTANCE])
     # the second host cannot start its server: something else holds the port

@@ -1,4 +1,4 @@
-"""What a host costs: remote executions, counted by a stand-in for ``ssh`` that writes down each call and then is ssh."""
+"""What a host costs: remote executions, counted by a stand-in for ``ssh`` that notes each call."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ PLAY = """
 - hosts: localhost
   gather_facts: false
   tasks:
-    - specgate_lock: {path: "{{ lock }}", owner: "{{ owner }}", run_id: "{{ run_id }}", hours: "{{ hours | default(4) }}"}
+    - specgate_lock:
+        {path: "{{ lock }}", owner: "{{ owner }}", run_id: "{{ run_id }}", hours: "{{ hours | default(4) }}"}
     - command: sleep {{ seconds | default(0) }}
 """
 
@@ -28,11 +29,25 @@ def play(tmp_path: Path):
     def start(owner: str, run_id: str, *more: str, **extra: object) -> subprocess.Popen[str]:
         variables = {"lock": str(tmp_path / "lock"), "owner": owner, "run_id": run_id, **extra}
         command = [
-            str(ROOT / ".venv/bin/ansible-playbook"), "-i", "localhost,", "-c", "local", str(tmp_path / "play.yml"),
-            "-e", json.dumps(variables), *more,
+            str(ROOT / ".venv/bin/ansible-playbook"),
+            "-i",
+            "localhost,",
+            "-c",
+            "local",
+            str(tmp_path / "play.yml"),
+            "-e",
+            json.dumps(variables),
+            *more,
         ]
-        process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                   start_new_session=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
+        )
         started.append(process)
         return process
 

@@ -1,4 +1,4 @@
-"""A host that cannot be deployed to is told in one line with what to do; by the policy, the others go on or nothing changes."""
+"""A host that is not ready: one line with what to do; the others go on, or nothing changes, by the policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ Fleets = Callable[[list[Reached]], Fleet]
 
 def patched(host: Reached, site: str = SITE) -> bool:
     """Say whether GNU grep finds the flag on the host."""
-    return host.sudo(f"grep -rqF speculative-disable-batch-threshold '{site}/sglang'", check=False).returncode == 0
+    return (
+        host.sudo(f"grep -rqF speculative-disable-batch-threshold '{site}/sglang'", check=False).returncode
+        == 0
+    )
 
 
 def refused(out: str, host: Reached, *words: str) -> None:
@@ -105,7 +108,9 @@ def test_odd_paths(pair: list[Reached], fleet_of: Fleets, wheel: bytes) -> None:
 
 
 def test_an_actor_is_no_command(pair: list[Reached], fleet_of: Fleets) -> None:
-    inventory = fleet_of(pair[:1]).write(specgate_actor="x'; touch /tmp/injected; echo '\n$(touch /tmp/injected)")
+    inventory = fleet_of(pair[:1]).write(
+        specgate_actor="x'; touch /tmp/injected; echo '\n$(touch /tmp/injected)"
+    )
     assert play("deploy.yml", inventory).code == 0
     assert pair[0].sudo("test -e /tmp/injected", check=False).returncode == 1
     assert "touch" in pair[0].read("/var/lib/specgate/audit.jsonl")
@@ -121,7 +126,10 @@ def test_host_keys(pair: list[Reached], fleet_of: Fleets, tmp_path: Path, case: 
         mine.append(f"{pair[0].address} {(tmp_path / 'other.pub').read_text()}")
     known.write_text("\n".join(mine) + "\n")
     before = [tree(host) for host in pair]
-    ran = play("deploy.yml", fleet_of(pair).write(ansible_ssh_common_args=f"-F /dev/null -o UserKnownHostsFile={known}"))
+    ran = play(
+        "deploy.yml",
+        fleet_of(pair).write(ansible_ssh_common_args=f"-F /dev/null -o UserKnownHostsFile={known}"),
+    )
     assert ran.code == 2
     refused(ran.out, pair[0], "Host key verification failed")
     assert [tree(host) for host in pair] == before
