@@ -12,12 +12,21 @@ from tests.hosts.machine import Fleet, Host, HostError
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
-    top = argparse.ArgumentParser(prog="testhost", description="Hosts with a real systemd and sshd on this machine.")
+    top = argparse.ArgumentParser(
+        prog="testhost", description="Hosts with a real systemd and sshd on this machine."
+    )
     verbs = top.add_subparsers(dest="verb", required=True)
-    up = verbs.add_parser("up", help="create hosts and wait until they run; hosts that stand already stay")
+    up = verbs.add_parser("up", help="create and start hosts and wait for them; those that run stay")
     up.add_argument("names", nargs="+", metavar="NAME")
-    up.add_argument("--sglang", default="0.5.9", metavar="VERSION", help="SGLang at /opt/sglang, or none (default %(default)s)")
+    up.add_argument(
+        "--sglang",
+        default="0.5.9",
+        metavar="VERSION",
+        help="SGLang at /opt/sglang, or none (default %(default)s)",
+    )
     up.add_argument("--store-size", default="", metavar="SIZE", help="limit /var/lib/specgate, such as 2m")
+    up.add_argument("--memory", default="", metavar="SIZE", help="limit the host's memory, such as 4g")
+    up.add_argument("--pids", default="", metavar="N", help="limit the host's processes and threads")
     for verb, text in {
         "start": "power on again",
         "kill": "pull the plug; the disk stays",
@@ -35,7 +44,8 @@ def parser() -> argparse.ArgumentParser:
     down = verbs.add_parser("down", help="remove hosts and their disks; with the last one the network")
     down.add_argument("names", nargs="*", metavar="NAME")
     down.add_argument("--all", action="store_true", help="every host of this slot")
-    verbs.add_parser("list", help="name and address of every host")
+    verbs.add_parser("list", help="name, address and power of every host")
+    verbs.add_parser("keys", help="where the user's key and the hosts' keys are")
     verbs.add_parser("check", help="print what is left of this slot; exit 1 when anything is")
     return top
 
@@ -53,12 +63,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _do(fleet: Fleet, options: argparse.Namespace) -> int:
     if options.verb == "up":
-        bring_up(fleet, options.names, options.sglang, options.store_size)
+        limits = (options.store_size, options.memory, options.pids)
+        bring_up(fleet, options.names, options.sglang, *limits)
     elif options.verb == "down":
         take_down(fleet, options.names, options.all)
     elif options.verb == "list":
         for host in fleet.hosts:
-            print(f"{host.name}\t{host.address}")
+            print(f"{host.name}\t{host.address}\t{'on' if host.runs else 'off'}")
+    elif options.verb == "keys":
+        print(f"user deploy\t{fleet.key}\nhosts\t{fleet.known_hosts}")
     elif options.verb == "check":
         left = fleet.leftovers()
         print("\n".join(left), end="\n" if left else "")
@@ -74,21 +87,29 @@ def _do(fleet: Fleet, options: argparse.Namespace) -> int:
     return 0
 
 
-def bring_up(fleet: Fleet, names: list[str], sglang: str = "0.5.9", store_size: str = "") -> list[Host]:
-    """Create, start and await the hosts that do not stand yet; hosts of a run that was killed are cleared first."""
+def bring_up(
+    fleet: Fleet,
+    names: list[str],
+    sglang: str = "0.5.9",
+    store_size: str = "",
+    memory: str = "",
+    pids: str = "",
+) -> list[Host]:
+    """Create what does not exist, start what does not run, wait for both; hosts that run stay."""
+    fleet.check_machine()
     environment = weights = None
     if sglang != "none":
         environment = sglang_env.build(sglang)
         weights = models.build(environment)
     with fleet.locked():
         fleet.network_up()
-        standing = {host.name for host in fleet.hosts}
         hosts = [Host(fleet, name) for name in names]
-        new = [host for host in hosts if host.name not in standing]
-        for host in new:
-            host.create(environment, weights, store_size)
+        off = [host for host in hosts if not host.runs]
+        for host in off:
+            if host not in fleet.hosts:
+                host.create(environment, weights, store_size, memory, pids)
             host.start()
-    for host in new:
+    for host in off:
         host.wait()
     return hosts
 

@@ -1,7 +1,8 @@
 """Test hosts on this machine: each a systemd in namespaces of its own, reached over SSH across a bridge.
 
-Needs root on Linux. Several fleets stand side by side, each in its slot (SPECGATE_HOSTS_SLOT, 0 to 7): a slot has its own bridge,
-its own 32 addresses of 198.51.100.0/24 and its own state folder. SPECGATE_HOSTS_NET=198.51.100.0/24 gives one fleet all of them.
+Needs root on Linux. Several fleets stand side by side, each in its slot (SPECGATE_HOSTS_SLOT, 0 to 7): a slot
+has its own bridge, its own 32 addresses of 198.51.100.0/24 and its own state folder.
+SPECGATE_HOSTS_NET=198.51.100.0/24 gives one fleet all of them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import fcntl
 import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +26,13 @@ from tests.hosts import disk
 
 ROOT = Path(__file__).resolve().parents[2]
 INIT = Path(__file__).with_name("init.sh")
+DELAY = Path(__file__).with_name("delay.py")
 GUARD = ["ip", "route", "replace", "unreachable", "198.51.100.0/24", "metric", "4278198272"]
 CGROUPS = Path("/sys/fs/cgroup")
 STATE_SIZE = "6g"  # of memory, at most, for the disks of all hosts of a slot
+APART = ("--mount", "--pid", "--uts", "--ipc", "--cgroup")  # the network namespace has a name, for ip
+TOOLS = ("ip", "ss", "sshd", "ssh", "ssh-keygen", "nsenter", "unshare", "setpriv", "mount")
+SLOTS = tuple("01234567")
 
 
 class HostError(Exception):
@@ -60,9 +67,10 @@ class Fleet:
     @classmethod
     def here(cls) -> Fleet:
         """The fleet that the environment names: slot, addresses, state folder (SPECGATE_HOSTS)."""
-        slot = int(os.environ.get("SPECGATE_HOSTS_SLOT", "0"))
-        if not 0 <= slot <= 7:
-            raise HostError(f"SPECGATE_HOSTS_SLOT is {slot}; it must be 0 to 7")
+        given = os.environ.get("SPECGATE_HOSTS_SLOT", "0")
+        if given not in SLOTS:
+            raise HostError(f"SPECGATE_HOSTS_SLOT is {given}; it must be 0 to 7")
+        slot = int(given)
         net = ipaddress.IPv4Network(os.environ.get("SPECGATE_HOSTS_NET", f"198.51.100.{32 * slot}/27"))
         default = ROOT / ".cache" / ("hosts" if slot == 0 else f"hosts-{slot}")
         return cls(slot, net, Path(os.environ.get("SPECGATE_HOSTS", default)).resolve())
@@ -83,22 +91,31 @@ class Fleet:
 
     @property
     def hosts(self) -> list[Host]:
-        if not self.state.is_mount():
-            return []
-        return sorted((Host(self, path.parent.name) for path in self.state.glob("*/host.json")), key=lambda h: h.number)
+        """The hosts that have a disk, running or not, by number."""
+        found = (Host(self, path.parent.name) for path in self.state.glob("*/host.json"))
+        return sorted(found, key=lambda host: host.number)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One command at a time changes a slot's network and numbers."""
         self.state.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.state.with_suffix(".lock"), "w") as lock:
+        with self.state.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def network_up(self) -> None:
-        """The guard route, the bridge, the state folder in memory and the user's key; what stands already stays."""
+    def check_machine(self) -> None:
+        """HostError when test hosts cannot stand here; says what to do."""
+        if sys.platform != "linux":
+            raise HostError(f"test hosts need Linux (namespaces, systemd); this is {sys.platform}")
         if os.geteuid() != 0:
             raise HostError("test hosts need root (namespaces, mounts); run this as root")
+        path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+        if missing := [tool for tool in TOOLS if not shutil.which(tool, path=path)]:
+            raise HostError(f"missing here: {', '.join(missing)}; run tests/hosts/install")
+
+    def network_up(self) -> None:
+        """Guard route, bridge, state folder in memory and the user's key; what stands already stays."""
+        self.check_machine()
         run(*GUARD)  # first: no packet for a host that is down may take the default route
         if not Path("/sys/class/net", self.bridge).exists():
             run("ip", "link", "add", self.bridge, "type", "bridge", "forward_delay", "0")
@@ -106,14 +123,21 @@ class Fleet:
             run("ip", "link", "set", self.bridge, "up")
         self.state.mkdir(parents=True, exist_ok=True)
         if not self.state.is_mount():
-            run("mount", "-t", "tmpfs", "-o", f"mode=755,size={STATE_SIZE}", "specgate-hosts", str(self.state))
+            size = f"mode=755,size={STATE_SIZE}"
+            run("mount", "-t", "tmpfs", "-o", size, "specgate-hosts", str(self.state))
         if not self.key.exists():
             run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "deploy", "-f", str(self.key))
 
     def network_down(self) -> None:
-        """Take bridge and state away; the guard route stays, for sockets that still talk to dead hosts."""
+        """Take bridge and state away, and whatever a run that was killed left of this slot.
+
+        The guard route stays, for sockets that still talk to dead hosts.
+        """
+        for name in self._strays():
+            Host(self, name).kill()
         run("ss", "-K", "dst", str(self.net), check=False)
-        run("ip", "link", "del", self.bridge, check=False)
+        for link in Path("/sys/class/net").glob(f"{self.bridge}*"):
+            run("ip", "link", "del", link.name, check=False)
         if self.state.is_mount():
             run("umount", str(self.state))
             self.state.rmdir()
@@ -121,13 +145,21 @@ class Fleet:
         if netns.is_mount() and not any(netns.iterdir()):
             run("umount", str(netns), check=False)
 
+    def _strays(self) -> set[str]:
+        """Names of hosts of which a namespace or control group stands, whether or not they have a disk."""
+        found = Path("/run/netns").glob(f"{self.bridge}-*")
+        names = {path.name.removeprefix(f"{self.bridge}-") for path in found}
+        groups = (path for root in cgroup_roots() for path in root.glob(f"specgate-{self.bridge}-*"))
+        return names | {path.name.removeprefix(f"specgate-{self.bridge}-") for path in groups}
+
     def leftovers(self) -> list[str]:
         """What still stands of this slot: nothing after ``down --all``."""
         found = [f"link {p.name}" for p in Path("/sys/class/net").glob(f"{self.bridge}*")]
-        found += [f"namespace {p.name}" for p in Path("/run/netns").glob(f"{self.bridge}-*")]
-        found += [f"cgroup {p}" for root in cgroup_roots() for p in root.glob(f"specgate-{self.bridge}-*")]
+        found += [f"namespace or control group of {name}" for name in sorted(self._strays())]
         mounts = (line.split()[1] for line in Path("/proc/mounts").read_text().splitlines())
         found += [f"mount {m}" for m in mounts if Path(m) == self.state or self.state in Path(m).parents]
+        found += [f"process {pid}" for pid in _processes(str(INIT), str(self.state))]
+        found += [f"process {pid}" for pid in _processes(str(DELAY), self.bridge)]
         return found
 
 
@@ -163,23 +195,57 @@ class Host:
     def _link(self) -> str:
         return f"{self.fleet.bridge}-{self.number}"
 
-    def create(self, sglang: Path | None = None, models: Path | None = None, store_size: str = "") -> None:
-        """Make the host's disk. ``sglang`` is the environment to see at /opt/sglang, ``store_size`` (2m) limits /var/lib/specgate."""
+    @property
+    def runs(self) -> bool:
+        """Whether the host has power."""
+        return bool(_processes(str(INIT), str(self.dir)))
+
+    @property
+    def _groups(self) -> list[Path]:
+        return [root / f"specgate-{self._namespace}" for root in cgroup_roots()]
+
+    def create(
+        self,
+        sglang: Path | None = None,
+        models: Path | None = None,
+        store_size: str = "",
+        memory: str = "",
+        pids: str = "",
+    ) -> None:
+        """Make the host's disk.
+
+        ``sglang`` is the environment to see at /opt/sglang, ``models`` the folder at /opt/models.
+        ``store_size`` (2m) limits /var/lib/specgate; ``memory`` (4g, what is written to the disk counts) and
+        ``pids`` limit the host.
+        """
+        if not re.fullmatch("[a-z][a-z0-9-]{0,30}", self.name):
+            raise HostError(f"{self.name!r} is no host name: lower-case letters, digits and dashes")
+        if self.dir.exists():  # of a run that was killed before the disk was complete
+            shutil.rmtree(self.dir)
         taken = {host.number for host in self.fleet.hosts}
         number = next(n for n in range(1, self.fleet.net.num_addresses) if n not in taken)
         if 10 + number >= self.fleet.net.num_addresses - 1:
             raise HostError(f"{self.fleet.net} has no address left for {self.name}")
         for layer in ("up", "work", "root", "sglang-up", "sglang-work"):
             (self.dir / layer).mkdir(parents=True)
-        settings = {"number": str(number), "SGLANG": str(sglang or ""), "MODELS": str(models or ""), "STORE_SIZE": store_size}
         key = disk.prepare(self.dir / "up", self.name, self.fleet.key.with_suffix(".pub").read_text())
-        (self.dir / "host.json").write_text(json.dumps(settings))
+        given = {"SGLANG": sglang, "MODELS": models, "STORE_SIZE": store_size, "memory": memory, "pids": pids}
+        self._save({name: str(value or "") for name, value in given.items()} | {"number": str(number)})
+        self._forget_key()
         with self.fleet.known_hosts.open("a") as known:
             known.write(f"{self.address} {key}\n")
 
+    def _save(self, settings: dict[str, str]) -> None:
+        new = self.dir / "host.json.new"
+        new.write_text(json.dumps(settings))
+        new.rename(self.dir / "host.json")
+
     def start(self) -> None:
         """Power on: namespaces, veth, control groups, systemd."""
-        space, link, address = self._namespace, self._link, self.address
+        if self.runs:
+            raise HostError(f"{self.name} runs already")
+        self.kill()  # what a reboot from inside, or a start that was killed, left
+        space, link, address, settings = self._namespace, self._link, self.address, self.settings
         mac = "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
         run("ip", "netns", "add", space)
         run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "address", mac, "netns", space)
@@ -187,44 +253,48 @@ class Host:
         run("ip", "-n", space, "addr", "add", f"{address}/{self.fleet.net.prefixlen}", "dev", "eth0")
         run("ip", "-n", space, "link", "set", "eth0", "up")
         run("ip", "-n", space, "link", "set", "lo", "up")
-        groups = [root / f"specgate-{space}" for root in cgroup_roots()]
-        for group in groups:
+        if delay := float(settings.get("latency", 0)):
+            self._slow_down(delay)
+        memory, pids = settings.get("memory", ""), settings.get("pids", "")
+        limits = {"memory.limit_in_bytes": memory, "memory.max": memory, "pids.max": pids}
+        for group in self._groups:
             group.mkdir(exist_ok=True)
             for file in ("cpuset.cpus", "cpuset.mems"):
                 if group.parent.name == "cpuset":
                     (group / file).write_text((group.parent / file).read_text())
             if group.parent.name == "devices":
                 (group / "devices.deny").write_text("b *:* rwm")  # no raw disks
+            for file, limit in limits.items():
+                if limit and (group / file).exists():
+                    (group / file).write_text(limit)
+        groups = self._groups
 
-        def enter() -> None:  # the shell must start inside its groups: they become the roots of its cgroup namespace
+        def enter() -> None:
+            # the shell must start inside its groups: they become the roots of its cgroup namespace
             for group in groups:
                 (group / "cgroup.procs").write_text(str(os.getpid()))
 
         with (self.dir / "console.log").open("w") as console:
-            wrapper = subprocess.Popen(
-                ["nsenter", f"--net=/run/netns/{space}", "unshare", "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--fork",
-                 "--kill-child", "--propagation", "private", "bash", str(INIT), self.name, str(self.dir)],
-                stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True, preexec_fn=enter,
-                env={**os.environ, **self.settings},
+            subprocess.Popen(
+                ["nsenter", f"--net=/run/netns/{space}", "unshare", *APART, "--fork", "--kill-child",
+                 "--propagation", "private", "bash", str(INIT), self.name, str(self.dir)],
+                stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True,
+                preexec_fn=enter, env={**os.environ, **settings},
             )  # fmt: skip
-        (self.dir / "pid").write_text(str(wrapper.pid))
 
     def kill(self) -> None:
-        """Pull the plug: SIGKILL to the wrapper takes PID 1 with it, hence every process and mount. The disk stays."""
-        pid = self.dir / "pid"
-        if pid.exists():
-            with_it = int(pid.read_text())
-            try:
-                if self.name.encode() in Path(f"/proc/{with_it}/cmdline").read_bytes():
-                    os.kill(with_it, signal.SIGKILL)
-            except (FileNotFoundError, ProcessLookupError):
-                pass
-            pid.unlink()
-        groups = [root / f"specgate-{self._namespace}" for root in cgroup_roots()]
+        """Pull the plug: all processes and mounts of the host vanish at once. The disk stays."""
+        for pid in _processes(str(INIT), str(self.dir)):  # the wrapper, which takes PID 1 with it
+            _kill(pid)
         end = time.monotonic() + 10
-        while (left := [group for group in groups if not _removed(group)]) and time.monotonic() < end:
+        while (left := [group for group in self._groups if not _removed(group)]) and time.monotonic() < end:
             time.sleep(0.02)
-        run("ip", "link", "del", self._link, check=False)
+            for group in left:
+                for member in (group / "cgroup.procs").read_text().split() if group.exists() else ():
+                    _kill(int(member))
+        if (self.dir / "host.json").exists():
+            self._full_speed()
+            run("ip", "link", "del", self._link, check=False)
         run("ip", "netns", "del", self._namespace, check=False)
         if left:
             raise HostError(f"{self.name}: processes are left in {left[0]}")
@@ -238,26 +308,59 @@ class Host:
 
     def latency(self, milliseconds: float) -> None:
         """Add this round-trip time on the way to the host; 0 takes it away."""
-        run("tc", "qdisc", "del", "dev", self._link, "root", check=False)
+        self._save(self.settings | {"latency": str(milliseconds)})
+        self._full_speed()
         if milliseconds:
-            run("tc", "qdisc", "add", "dev", self._link, "root", "netem", "delay", f"{milliseconds}ms")
+            self._slow_down(milliseconds)
+
+    def _slow_down(self, milliseconds: float) -> None:
+        """Put a relay between the host's link and the bridge: not every kernel has tc's netem."""
+        own, near, far = (self._link + end for end in "bno")
+        run("ip", "link", "add", own, "type", "bridge", "forward_delay", "0")
+        run("ip", "link", "set", own, "up")
+        relay = subprocess.Popen(
+            [sys.executable, str(DELAY), near, far, str(milliseconds / 2)], stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert relay.stdout is not None
+        if not relay.stdout.readline():
+            raise HostError(f"{self.name}: no relay for the latency; is there a /dev/net/tun?")
+        for link, bridge in ((self._link, own), (near, own), (far, self.fleet.bridge)):
+            run("ip", "link", "set", link, "master", bridge)
+        for link in (near, far):
+            run("ip", "link", "set", link, "up")
+
+    def _full_speed(self) -> None:
+        for pid in _processes(str(DELAY), self._link + "n"):
+            _kill(pid)
+        if Path("/sys/class/net", self._link + "b").exists():
+            run("ip", "link", "set", self._link, "master", self.fleet.bridge)
+            run("ip", "link", "del", self._link + "b")
 
     def ssh(self, *command: str, user: str = disk.USER) -> list[str]:
-        """The ssh command line that runs ``command`` (joined by ssh, as ever) on the host, its key checked."""
+        """The ssh command line that runs ``command`` (joined by ssh, as ever) on the host; checks its key."""
+        options = {
+            "IdentitiesOnly": "yes", "BatchMode": "yes", "StrictHostKeyChecking": "yes",
+            "UserKnownHostsFile": str(self.fleet.known_hosts), "LogLevel": "ERROR", "ConnectTimeout": "3",
+        }  # fmt: skip
+        given = [text for name, value in options.items() for text in ("-o", f"{name}={value}")]
         return [
-            "ssh", "-F", "/dev/null", "-i", str(self.fleet.key), "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes",
-            "-o", "StrictHostKeyChecking=yes", "-o", f"UserKnownHostsFile={self.fleet.known_hosts}", "-o", "LogLevel=ERROR",
-            "-o", "ConnectTimeout=3", f"{user}@{self.address}", *command,
-        ]  # fmt: skip
+            "ssh",
+            "-F",
+            "/dev/null",
+            "-i",
+            str(self.fleet.key),
+            *given,
+            f"{user}@{self.address}",
+            *command,
+        ]
 
-    def wait(self, seconds: float = 30) -> None:
-        """Wait until systemd on the host says that it runs; HostError with its failed units or console when it does not."""
+    def wait(self, seconds: float = 60) -> None:
+        """Wait until systemd runs; HostError with the failed units or the console otherwise."""
         end = time.monotonic() + seconds
         said = "no answer"
         while time.monotonic() < end:
-            done = subprocess.run(
-                self.ssh("systemctl is-system-running --wait"), capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60
-            )
+            done = run(*self.ssh("systemctl is-system-running --wait"), check=False, timeout=seconds)
             said = done.stdout.strip() or done.stderr.strip()
             if said == "running":
                 return
@@ -270,15 +373,36 @@ class Host:
     def remove(self) -> None:
         """Power off and forget the host, its disk and its key."""
         self.kill()
-        known = self.fleet.known_hosts
-        if known.exists():
-            kept = [line for line in known.read_text().splitlines(keepends=True) if line.split()[0] != self.address]
-            known.write_text("".join(kept))
+        run("ss", "-K", "dst", self.address, check=False)  # the next host here starts without old sockets
+        self._forget_key()
         shutil.rmtree(self.dir)
+
+    def _forget_key(self) -> None:
+        known = self.fleet.known_hosts
+        lines = known.read_text().splitlines(keepends=True) if known.exists() else []
+        known.write_text("".join(line for line in lines if line.split()[0] != self.address))
+
+
+def _processes(program: str, argument: str) -> list[int]:
+    """Processes that have both among their arguments; a dead one that waits for its parent has none."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = path.read_bytes().decode(errors="replace").split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if program in arguments and argument in arguments:
+            found.append(int(path.parent.name))
+    return found
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _removed(group: Path) -> bool:
-    """Try to remove a control group and its children; they stay busy for a moment after their processes died."""
+    """Try to remove a control group and its children; they stay busy for a moment after their processes."""
     if not group.exists():
         return True
     folders = sorted((p for p in group.rglob("*") if p.is_dir()), key=lambda p: len(p.parts), reverse=True)
