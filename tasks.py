@@ -103,7 +103,14 @@ def patch(
         accept = accept_unknown_code or host.get("sglang_patch_accept_unknown_code")
         return [*common, *where(host), *gates(host), *(["--accept-unknown-code"] if accept else [])]
 
-    documents = by_engine("patch", fleet, command, bundle_for(patch))
+    def outdated(here: Session, document: Document) -> None:
+        if document["exit_code"] == 0 and not dry_run:
+            for unit in units.outdated(here, units.look(here), document):
+                document["warnings"].append(
+                    f"{unit} still serves the code from before: fab deploy restarts it"
+                )
+
+    documents = by_engine("patch", fleet, command, bundle_for(patch), outdated)
     if not json:
         report.diffs(documents)
     columns = [SGLANG, STATE, *GATES, ("would change" if dry_run else "changed", report.changed), OUTCOME]
@@ -182,7 +189,9 @@ def status(c, hosts=None, limit=None, inventory=INVENTORY, json=False):
 
     def work(here: Session) -> dict[str, Document]:
         document = remote.engine(here, requests[here.host.name])
-        document["units"] = units.states(here)
+        found = units.look(here)
+        document["units"] = {unit.name: unit.state for unit in found}
+        document["outdated"] = units.outdated(here, found, document)
         return {here.host.name: report.judged(document)}
 
     columns = [SGLANG, STATE, ("patch", report.variant), ("since", report.since), ("servers", report.servers)]
@@ -196,7 +205,7 @@ def logs(c, hosts=None, limit=None, inventory=INVENTORY, unit=None, lines="50", 
     fleet = load(inventory, hosts, limit)
 
     def work(here: Session) -> dict[str, Document]:
-        there = [one for one in units.states(here) if unit in (None, units.short(one))]
+        there = [one.name for one in units.look(here) if unit in (None, units.short(one.name))]
         said = units.journal(here, there, last) if there else []
         what = f"{len(said)} lines of {', '.join(map(units.short, there)) or 'no server'}"
         return {here.host.name: report.document("logs", here.host, what, lines=said)}
@@ -215,15 +224,18 @@ def rollback(c, hosts=None, limit=None, inventory=INVENTORY, dry_run=False, json
     requests = {host.name: [*command, *where(host)] for host in fleet}
 
     def work(here: Session) -> dict[str, Document]:
-        ran = units.running(here)
         document = remote.engine(here, requests[here.host.name])
-        if document["changed"] and document["exit_code"] == 0 and not dry_run:
-            dead = units.restart(here, ran)
-            document["restarted"] = [unit for unit in ran if unit not in dead]
-            for unit, journal in dead.items():
-                report.fail(document, f"the files are pristine, but {unit} does not serve", journal)
-        elif dry_run:
-            document["restarted"] = ran if document["changed"] else []
+        if document["exit_code"] != 0:
+            return {here.host.name: document}
+        running = [unit for unit in units.look(here) if unit.state in units.RUNNING]
+        if dry_run and document["changed"]:
+            document["restarted"] = [unit.name for unit in running]
+            return {here.host.name: document}
+        old = units.outdated(here, running, document)
+        dead = {} if dry_run else units.restart(here, old)
+        document["restarted"] = [unit for unit in old if unit not in dead]
+        for unit, journal in dead.items():
+            report.fail(document, f"the files are pristine, but {unit} does not serve", journal)
         return {here.host.name: document}
 
     documents = on_each("rollback", fleet, work)
@@ -252,14 +264,17 @@ def by_engine(
     fleet: Sequence[Host],
     command: Callable[[Host], list[str]],
     bundle: Callable[[Host], bytes | None] = lambda host: None,
+    then: Callable[[Session, Document], None] = lambda here, document: None,
 ) -> dict[str, Document]:
-    """Run one engine command on each host: one execution each. Raises FleetError, PatchError."""
+    """Run one engine command on each host, and something after it. Raises FleetError, PatchError."""
     requests = {
         host.name: (command(host), bundle(host)) for host in fleet
     }  # all of them right, or none is sent
 
     def work(here: Session) -> dict[str, Document]:
-        return {here.host.name: remote.engine(here, *requests[here.host.name])}
+        document = remote.engine(here, *requests[here.host.name])
+        then(here, document)
+        return {here.host.name: document}
 
     return on_each(name, fleet, work)
 

@@ -218,10 +218,10 @@ def servers(document: Document) -> Text:
     """Column: the servers and their states."""
     found = Text()
     for unit, state in sorted((document.get("units") or {}).items()):
-        name = short(unit)
-        found.append("\n" if found else "").append(f"{name} ").append(
-            state, SERVER_STYLES.get(state, "yellow")
-        )
+        found.append("\n" if found else "").append(f"{short(unit)} ")
+        found.append(state, SERVER_STYLES.get(state, "yellow"))
+        if unit in document["outdated"]:
+            found.append(", old code", "yellow")
     return found or Text("-")
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from .connect import HostError
-from .remote import Answer, Session
+from .remote import Answer, Document, Session
 
 PATTERN = "sglang@*.service"
 RUNNING = ("active", "activating", "reloading")
 EXCERPT = 12  # lines of the journal that say why a server does not start
+
+_PROPERTIES = "Id,ActiveState,ExecMainStartTimestamp"
 
 # What a server may print that nobody else should read: it logs its own arguments at the start.
 _NAME = r"(?:api|admin|hf|auth)[\w-]*(?:key|token)['\"]?"
@@ -22,27 +26,49 @@ _SECRETS = (
 )
 
 
+@dataclass(frozen=True)
+class Unit:
+    """A server's unit: its full name, its state, and when it started (seconds since the epoch)."""
+
+    name: str
+    state: str
+    started: float
+
+
 def short(unit: str) -> str:
     """Return a server's name, which is that of its unit without prefix and suffix."""
     return unit.removeprefix("sglang@").removesuffix(".service")
 
 
-def states(here: Session) -> dict[str, str]:
-    """Return the state of each of the host's servers, by unit. Raises HostError."""
-    answer = here.execute(
-        ["systemctl", "list-units", "--all", "--plain", "--no-legend", "--full", "--type=service", PATTERN]
-    )
+def look(here: Session) -> list[Unit]:
+    """Return the servers that systemd has in memory: those that run or failed. Raises HostError."""
+    answer = here.execute(["systemctl", "show", PATTERN, "--timestamp=us+utc", f"--property={_PROPERTIES}"])
     if answer.code == 127 or "not been booted with systemd" in answer.stderr:
-        return {}  # a container: nothing here is a unit
+        return []  # a container: nothing here is a unit
     if answer.code != 0:
         raise _no_answer("systemctl", answer)
-    rows = (line.split() for line in answer.stdout.decode("utf-8", "replace").splitlines())
-    return {row[0]: row[2] for row in rows if len(row) >= 4}
+    found = []
+    for block in answer.stdout.decode("utf-8", "replace").split("\n\n"):
+        said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if "Id" in said:
+            found.append(Unit(said["Id"], said["ActiveState"], _seconds(said["ExecMainStartTimestamp"])))
+    return found
 
 
-def running(here: Session) -> list[str]:
-    """Return the units of the servers that run or are being started."""
-    return [unit for unit, state in states(here).items() if state in RUNNING]
+def outdated(here: Session, units: Iterable[Unit], document: Document) -> list[str]:
+    """Return the units that serve old code: they started before the document's files were written.
+
+    That holds whoever wrote them, so a run that was cut off before its restart is made good by the next.
+    """
+    running = [unit for unit in units if unit.state in RUNNING]
+    root = (document["installation"] or {}).get("root")
+    paths = [f"{root}/{file['path']}" for file in document["files"]]
+    if not running or not paths:
+        return []
+    # a file that the patch adds may be gone: stat complains, and tells of the others
+    answer = here.execute(["stat", "-c", "%.6Y", "--", *paths], become=here.host.become)
+    written = max((float(line) for line in answer.stdout.split()), default=0.0)
+    return [unit.name for unit in running if unit.started < written]
 
 
 def restart(here: Session, units: Iterable[str]) -> dict[str, list[str]]:
@@ -72,6 +98,14 @@ def redacted(line: str) -> str:
     for secret in _SECRETS:
         line = secret.sub(r"\1***", line)
     return line
+
+
+def _seconds(timestamp: str) -> float:
+    """Return systemd's ``Tue 2026-12-01 12:48:18.123456 UTC`` as seconds since the epoch; 0 for never."""
+    try:
+        return datetime.strptime(timestamp, "%a %Y-%m-%d %H:%M:%S.%f UTC").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _no_answer(command: str, answer: Answer) -> HostError:

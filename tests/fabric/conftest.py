@@ -61,8 +61,7 @@ Inventory = Callable[..., str]
 def inventory(tmp_path: Path) -> Inventory:
     """A function (hosts…, by_host={name: variables}, variable=value…) that writes an inventory.
 
-    It returns the path. The import gate is left out unless ``specgate_no_import=False`` is given: it costs half
-    a minute.
+    It returns the path. The import gate costs half a minute: it runs with ``specgate_no_import=False`` only.
     """
 
     def write(*hosts: Reached, by_host: dict[str, dict[str, Any]] | None = None, **variables: Any) -> str:

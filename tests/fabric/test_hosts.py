@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from controller import remote
 from controller.connect import KEEPALIVE, LOST_AFTER
+from controller.fleet import load
 from tests.conftest import HostMaker, Reached
 from tests.fabric.conftest import Inventory, fab, logins, start, trees
 
@@ -334,8 +336,9 @@ def test_rollback_restarts_what_ran_and_only_if_something_changed(
     servers: Reached, inventory: Inventory
 ) -> None:
     there, before = inventory(servers), pid(servers, "runs")
-    assert fab("patch", "--inventory", there).code == 0
-    assert pid(servers, "runs") == before
+    patched = fab("patch", "--inventory", there)
+    assert "sglang@runs.service still serves the code from before" in patched.out
+    assert (patched.code, pid(servers, "runs")) == (0, before)
     dry = fab("rollback", "--dry-run", "--inventory", there, "--json").hosts["gpu1"]
     assert dry["restarted"] == ["sglang@runs.service"] and pid(servers, "runs") == before
     done = fab("rollback", "--inventory", there, "--json")
@@ -345,6 +348,21 @@ def test_rollback_restarts_what_ran_and_only_if_something_changed(
     assert fab("rollback", "--inventory", there).code == 0
     assert pid(servers, "runs") == after
     assert_pristine(servers)
+
+
+def test_rollback_restarts_what_an_interrupted_one_left(servers: Reached, inventory: Inventory) -> None:
+    there = inventory(servers)
+    assert fab("patch", "--inventory", there).code == 0
+    assert "runs active, old code" in fab("status", "--inventory", there).out
+    servers.sudo("systemctl restart sglang@runs")
+    assert "old code" not in fab("status", "--inventory", there).out
+    before = pid(servers, "runs")
+    (host,) = load(there)
+    with remote.session(host) as here:  # all but the restart
+        assert remote.engine(here, ["rollback", "--root", PACKAGES])["changed"]
+    ran = fab("rollback", "--inventory", there, "--json").hosts["gpu1"]
+    assert (ran["changed"], ran["restarted"]) == (False, ["sglang@runs.service"])
+    assert pid(servers, "runs") not in (before, "0")
 
 
 def test_rollback_fails_when_a_server_does_not_come_back(servers: Reached, inventory: Inventory) -> None:
