@@ -41,6 +41,7 @@ mkdir -p .old
 pivot_root . .old
 # the clock, the kernel's modules and its log belong to the machine
 drop=-sys_time,-sys_module,-sys_rawio,-syslog,-audit_control,-wake_alarm,-block_suspend
-exec chroot . /bin/sh -c "umount -l /.old; rmdir /.old
+# systemd in a container leaves mounts private; shared, as on a real host, it can hand credentials to services
+exec chroot . /bin/sh -c "umount -l /.old; rmdir /.old; mount --make-rshared /
   exec setpriv --bounding-set $drop env -i container=testhost LANG=C.UTF-8 \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --system --show-status=no" </dev/null
