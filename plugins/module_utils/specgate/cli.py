@@ -24,6 +24,7 @@ COMMANDS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "status": operations.status,
     "history": operations.history,
 }
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SERVING = ("wait", "probe")
 
 
@@ -35,8 +36,10 @@ def main(argv: Sequence[str] | None = None, on_step: StepHook | None = None) -> 
         from . import serving
 
         return serving.main(parsed)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    for number in SIGNALS:
+        # nohup and its like mean what they say
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     options = _options(parsed)
     options.on_step = on_step or options.on_step
     document = COMMANDS[parsed.command](options)
@@ -45,6 +48,9 @@ def main(argv: Sequence[str] | None = None, on_step: StepHook | None = None) -> 
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    # a second one must not cut short the undoing
+    for other in SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
     raise Interrupted(signal.Signals(number).name)
 
 

@@ -20,6 +20,11 @@ def now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, as people write it."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 @dataclass
 class Report:
     """An operation's document while it is being filled."""
@@ -38,6 +43,7 @@ class Report:
     diff: str | None = None
     history: list[dict[str, Any]] | None = None
     exit_code: int | None = None
+    committed: bool = False
     started: str = field(default_factory=now)
     began: float = field(default_factory=time.monotonic)
 

@@ -6,18 +6,19 @@ They take the same files twice: once staged, beside the live package, and once l
 from __future__ import annotations
 
 import base64
+import contextlib
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from . import fs, interpreter
 from .anchors import marker_lines
 from .bundle import Bundle
+from .document import count
 from .installation import Installation
-from .interpreter import Answer, NoAnswer
+from .interpreter import Answer, Asking, NoAnswer
 from .options import Options
 from .plan import Planned
 
@@ -127,8 +128,10 @@ def _source(
             wrong = f"{file.path} is not what the patch makes of it (sha256 {fs.sha256(data)[:12]}…)"
         if wrong:
             return gate("source", "failed", "nothing", evidence, wrong)
-        counts.append(f"{len(found)} in {file.path}")
-    return gate("source", "passed", "marker lines: " + ", ".join(counts), evidence)
+        if file.markers:
+            counts.append(f"{len(found)} in {file.path}")
+    marked = "; marker lines: " + ", ".join(counts) if counts else ""
+    return gate("source", "passed", f"{count(len(planned), 'file')} as planned{marked}", evidence)
 
 
 def _compile(
@@ -154,7 +157,7 @@ def _compile(
         known = _compiled(one.pristine, one.file.path) if one.pristine is not None else []
         verdict.warnings += [text for text in said if text not in known]
         evidence.append(f"{one.file.path} compiles")
-    return gate("compile", "passed", f"{len(evidence)} files compile", evidence)
+    return gate("compile", "passed", f"{count(len(evidence), 'file')} compiled", evidence)
 
 
 def _compiled(data: bytes, path: str) -> list[str]:
@@ -178,39 +181,44 @@ def _import(
     python = installation.interpreter
     assert python is not None
 
-    def ask(patched: bool) -> Answer:
+    def ask(patched: bool) -> Asking:
         request = {
             "do": "import",
             "flag": bundle.flag if patched else None,
             "modules": _modules(planned, installation, staged, patched),
         }
-        return interpreter.run(python.path, request, options.env, options.import_timeout)
+        return Asking(python.path, request, options.env, options.import_timeout)
 
-    with ThreadPoolExecutor(2) as pool:
-        patched_run = pool.submit(ask, True)
-        pristine_run = pool.submit(ask, False) if known_warnings is None else None
     pristine_broken = None
-    if pristine_run is not None:
+    with contextlib.ExitStack() as running:
+        asked = running.enter_context(ask(True))
+        if known_warnings is None:
+            known_warnings = []
+            try:
+                pristine = running.enter_context(ask(False)).answer()
+                known_warnings = _warnings(pristine)
+                pristine_broken = _broken(pristine.value["modules"])
+            except NoAnswer as error:
+                pristine_broken = error.reason
+        answer: Answer | NoAnswer
         try:
-            pristine = pristine_run.result()
-            known_warnings = _warnings(pristine)
-            pristine_broken = _broken(pristine.value["modules"])
+            answer = asked.answer()
         except NoAnswer as error:
-            known_warnings, pristine_broken = [], error.reason
-    verdict.known_warnings = sorted(set(known_warnings or []))
+            answer = error
+    verdict.known_warnings = sorted(set(known_warnings))
     skipped = gate("flag", "skipped", "nothing", reason="the import gate failed")
-    try:
-        answer = patched_run.result()
+    reason: str | None
+    if isinstance(answer, NoAnswer):
+        evidence, reason, last = [], f"{python.path} {answer.reason}", answer.lines
+    else:
         modules = answer.value["modules"]
         evidence = [f"{one['name'].rpartition('.')[2]} OK" for one in modules if not one["error"]]
         reason = _broken(modules) or (None if staged else _not_the_file(planned, installation, modules))
-        last: list[str] = next((one["error"] for one in modules if one["error"]), []) if reason else []
-    except NoAnswer as error:
-        evidence, reason, last = [], f"{python.path} {error.reason}", error.lines
+        last = next((one["error"] for one in modules if one["error"]), []) if reason else []
     seconds = time.monotonic() - began
-    if reason is not None:
+    if reason is not None or isinstance(answer, NoAnswer):
         if pristine_broken is not None:
-            reason += "; the pristine package does not import either, so the environment is at fault"
+            reason = f"{reason}; the pristine package does not import either, so the environment is at fault"
         return gate("import", "failed", "nothing", evidence + last[-LAST_LINES:], reason, seconds), skipped
     verdict.warnings += [text for text in _warnings(answer) if text not in verdict.known_warnings]
     where = "as if in place, before anything changed" if staged else "from the patched files themselves"

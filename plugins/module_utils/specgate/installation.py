@@ -39,6 +39,7 @@ class Installation:
     notes: list[str] = field(default_factory=list)
     given: dict[str, str] = field(default_factory=dict)
     record: dict[str, str] = field(default_factory=dict)
+    _blobs: dict[str, bytes | None] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -71,7 +72,17 @@ class Installation:
         """Return a file as the git commit holds it, or None."""
         if self.kind not in ("git", "editable"):
             return None
-        return _git(self.root, "cat-file", "blob", f"HEAD:./{relative}")
+        if relative not in self._blobs:
+            self._blobs[relative] = _git(self.root, "cat-file", "blob", f"HEAD:./{relative}")
+        return self._blobs[relative]
+
+    def changed_files(self) -> list[str]:
+        """Return the Python files of a wheel's package that do not equal its RECORD (missing ones too)."""
+        return [
+            path
+            for path, digest in sorted(self.record.items())
+            if path.startswith("sglang/") and path.endswith(".py") and _sha256_of(self.path(path)) != digest
+        ]
 
     def describe(self, state: str) -> dict[str, object]:
         """Return the document's key ``installation``."""
@@ -86,6 +97,11 @@ class Installation:
             "state": state,
             "notes": list(self.notes),
         }
+
+
+def _sha256_of(path: Path) -> str | None:
+    data = fs.read(path)
+    return None if data is None else fs.sha256(data)
 
 
 def find(options: Options) -> Installation:
@@ -142,7 +158,7 @@ def _real_root(package: Path) -> Path:
 
 
 def _seen_by(python: Interpreter, notes: list[str]) -> Path:
-    if python.sglang:
+    if python.sglang and Path(python.sglang, "__init__.py").is_file():
         return _real_root(Path(python.sglang))
     unseen = [
         str(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pkgutil
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +82,8 @@ def ask(python: str, env: Mapping[str, str]) -> Interpreter:
     """Ask an interpreter where SGLang is. Raises Refused when it is none or does not answer."""
     path = find(python)
     try:
-        said = run(path, {"do": "locate"}, env, LOCATE_TIMEOUT).value
+        with Asking(path, {"do": "locate"}, env, LOCATE_TIMEOUT) as asking:
+            said = asking.answer().value
         return Interpreter(path, said["version"], said["prefix"], said["sys_path"], said["sglang"])
     except (NoAnswer, KeyError) as error:
         lines = error.lines if isinstance(error, NoAnswer) else []
@@ -91,46 +94,69 @@ def ask(python: str, env: Mapping[str, str]) -> Interpreter:
         ) from error
 
 
-def run(python: str, request: Mapping[str, Any], env: Mapping[str, str], timeout: float) -> Answer:
-    """Send ``request`` to inside.py in a fresh interpreter and return its answer. Raises NoAnswer."""
-    text = (pkgutil.get_data(__package__, "inside.py") or b"").decode("utf-8")
-    with tempfile.TemporaryFile() as errors:
+class Asking:
+    """A request to inside.py in a fresh interpreter that runs meanwhile; leaving the context ends it."""
+
+    def __init__(
+        self, python: str, request: Mapping[str, Any], env: Mapping[str, str], timeout: float
+    ) -> None:
+        """Start the interpreter; when that fails, ``answer`` says so."""
+        text = (pkgutil.get_data(__package__, "inside.py") or b"").decode("utf-8")
+        self._timeout = timeout
+        self._until = time.monotonic() + timeout
+        self._process: subprocess.Popen[bytes] | None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed on leaving the context)
+        # a file, not a pipe: an interpreter that never reads must not block us
+        with tempfile.TemporaryFile() as question:
+            question.write(json.dumps(request).encode("ascii"))
+            question.seek(0)
+            try:
+                self._process = subprocess.Popen(
+                    [python, "-B", "-c", text],
+                    stdin=question,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    env=environment(env),
+                    cwd="/",
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._process = None
+                self._failure = str(error.strerror)
+
+    def __enter__(self) -> Asking:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        # also what it started; but once it was waited for, its number may belong to somebody else
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+        self._errors.close()
+
+    def answer(self) -> Answer:
+        """Wait for the answer. Raises NoAnswer when none comes in time, or none at all."""
+        if self._process is None:
+            raise NoAnswer(f"cannot be started: {self._failure}", [self._failure])
         try:
-            process = subprocess.Popen(
-                [python, "-B", "-c", text],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment(env),
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise NoAnswer(f"cannot be started: {error.strerror}", [str(error.strerror)]) from error
-        try:
-            out = process.communicate(json.dumps(request).encode("ascii"), timeout)[0]
-            late = False
+            out = self._process.communicate(timeout=max(0.0, self._until - time.monotonic()))[0]
         except subprocess.TimeoutExpired:
-            late = True
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-        errors.seek(0)
-        lines = errors.read().decode("utf-8", "replace").splitlines()
-    if late:
-        raise NoAnswer(f"gave no answer within {timeout:g} s", lines[-10:])
-    if process.returncode < 0:
-        name = signal.Signals(-process.returncode).name
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
-        raise NoAnswer(f"was ended by {name}{hint}", lines[-10:])
-    try:
-        value = json.loads(out.decode("ascii"))
-    except ValueError:
+            raise NoAnswer(f"gave no answer within {self._timeout:g} s", self._stderr()[-10:]) from None
+        code = self._process.returncode
+        if code < 0:
+            hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+            raise NoAnswer(f"was ended by {signal.Signals(-code).name}{hint}", self._stderr()[-10:])
         value = None
-    if process.returncode != 0 or not isinstance(value, dict):
-        raise NoAnswer(f"ended with exit code {process.returncode} and no answer", lines[-10:])
-    return Answer(value, lines)
+        with contextlib.suppress(ValueError):
+            value = json.loads(out.decode("ascii"))
+        if code != 0 or not isinstance(value, dict):
+            raise NoAnswer(f"ended with exit code {code} and no answer", self._stderr()[-10:])
+        return Answer(value, self._stderr())
+
+    def _stderr(self) -> list[str]:
+        self._errors.seek(0)
+        return self._errors.read().decode("utf-8", "replace").splitlines()
 
 
 def normal(line: str) -> str:

@@ -142,6 +142,15 @@ class InstallationStore:
             raise OSError(errno.EIO, "what was written reads back differently", str(path))
         step(f"stored {path.name[:12]}")
 
+    def commit(self, state: dict[str, Any] | None, step: fs.StepHook) -> None:
+        """Say what is applied from now on (None: nothing): the one moment at which a transaction is done."""
+        if state is not None:
+            fs.write_json(self.state_path, state, step)
+            return
+        self.state_path.unlink(missing_ok=True)
+        fs.sync_folder(self.folder)
+        step("state removed")
+
     def forget_journal(self, step: fs.StepHook) -> None:
         """End the transaction: after this there is nothing to finish or undo."""
         self.journal_path.unlink(missing_ok=True)

@@ -106,7 +106,9 @@ class Transaction:
 
     def undo(self) -> list[str]:
         """Give every file its old content again; return notes for people. Raises OSError."""
-        return settle(self.store, self.installation, self.journal, "before", self.step)
+        notes = settle(self.store, self.installation, self.journal, "before", self.step)
+        self.store.forget_journal(self.step)
+        return notes
 
 
 def settle(
@@ -116,7 +118,7 @@ def settle(
     side: str,
     step: fs.StepHook,
 ) -> list[str]:
-    """Bring every file of a journal to its content ``before`` or ``after``, then remove the journal.
+    """Bring every file of a journal to its content ``before`` or ``after``; the journal stays.
 
     Files that somebody else changed in between are kept in the store's drift folder first; files that were
     installed anew are left alone. Returns notes for people. Raises OSError.
@@ -142,7 +144,6 @@ def settle(
         old.unlink(missing_ok=True)
         drop_bytecode(target)
         step(f"settled {entry['path']}")
-    store.forget_journal(step)
     return notes
 
 

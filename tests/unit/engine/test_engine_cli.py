@@ -57,7 +57,7 @@ def test_text_reads_well_at_80_columns(host):
     done = run(host, "apply", bundle=broken)
     assert done.returncode == 1
     assert done.stdout.startswith("FAIL import"), "the failing gate comes first"
-    assert "No module named 'nothing_there'" in done.stdout.splitlines()[0] + done.stdout.splitlines()[1]
+    assert "No module named 'nothing_there'" in " ".join(done.stdout.split())
     done = run(host, "history", "--last", "1")
     assert "apply failed by" in done.stdout
 
