@@ -1,104 +1,151 @@
-"""Builds SGLang environments for a machine without GPU: `python tests/hosts/sglang_env.py VERSION …` prints their folders.
+"""Builds SGLang environments for a machine without GPU: `python tests/hosts/sglang_env.py VERSION …`.
 
-The real SGLang from PyPI, its files as in the wheel's RECORD, over CPU PyTorch. What PyPI does not have for the CPU is in `shims/`.
-An environment is a virtual environment of Debian's python3, made once and kept in the user's cache; test hosts see it at /opt/sglang.
+The real SGLang from PyPI, its files as in the wheel's RECORD, over CPU PyTorch. What PyPI does not have for
+the CPU is in `shims/`. An environment is a virtual environment of Debian's python3, made once and kept in the
+user's cache; test hosts see it at /opt/sglang. Its folder's name holds a digest of how it was made: a changed
+recipe makes a new one and leaves alone what a host may stand on.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
+import hashlib
+import inspect
 import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+REQUIREMENTS, SHIMS = HERE / "requirements", HERE / "shims"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "specgate" / "envs"
 # hosts hide /usr/local and the home folders: their interpreter is the system's
-PYTHON = "/usr/bin/python3"
+PYTHON = Path("/usr/bin/python3")
 
 
 def versions() -> list[str]:
     """The SGLang versions that can be built: those with a file in `requirements/`."""
-    return sorted(p.name.removesuffix(".txt") for p in (HERE / "requirements").glob("0.*.txt"))
+    return sorted(p.name.removesuffix(".txt") for p in REQUIREMENTS.glob("0.*.txt"))
 
 
 def build(version: str) -> Path:
-    """Return the environment's folder, building it when it is missing or its recipe has changed.
+    """Return the environment's folder, building it when there is none by today's recipe.
 
-    Raises ValueError for a version without requirements, CalledProcessError when pip fails. Takes 1 to 2 minutes; 2 GB.
+    Raises ValueError for a version without requirements, CalledProcessError when pip fails. Takes a minute;
+    the first takes 2.4 GB of disk, each other one 0.3 GB.
     """
     if version not in versions():
-        raise ValueError(f"SGLang {version} has no file in {HERE / 'requirements'}; there are {', '.join(versions())}")
-    return _made(f"sglang-{version}", _recipe(version), lambda env: _fill(env, version))
+        raise ValueError(f"SGLang {version} has no file in {REQUIREMENTS}; there are {', '.join(versions())}")
+    return _made(environment(version), lambda new: _fill(new, version))
 
 
-def _recipe(version: str) -> str:
-    files = [HERE / "requirements" / "base.txt", HERE / "requirements" / f"{version}.txt", Path(__file__)]
-    files += sorted((HERE / "shims").rglob("*.py"))
-    return "\n".join(file.read_text() for file in files)
+def environment(version: str) -> Path:
+    """The folder of the environment, built or not."""
+    parts = [REQUIREMENTS / f"{version}.txt", *sorted(SHIMS.rglob("*.py"))]
+    return _named(f"sglang-{version}", _base().name, *parts, _fill, _pip, _let_torchvision_load)
 
 
-def _fill(env: Path, version: str) -> None:
-    base = _made("base", (HERE / "requirements" / "base.txt").read_text(), _fill_base)
+def _base() -> Path:
+    return _named("base", str(PYTHON.resolve()), REQUIREMENTS / "base.txt", _fill_base)
+
+
+def _named(name: str, *recipe: str | Path | Callable[..., None]) -> Path:
+    digest = hashlib.sha256()
+    for part in recipe:
+        text = (
+            part
+            if isinstance(part, str)
+            else part.read_text()
+            if isinstance(part, Path)
+            else inspect.getsource(part)
+        )
+        digest.update(text.encode() + b"\0")
+    return CACHE / f"{name}-{digest.hexdigest()[:8]}"
+
+
+def _fill(new: Path, version: str) -> None:
+    base = _made(_base(), _fill_base)
     # hard links: PyTorch and Triton are on the disk once
-    subprocess.run(["cp", "-al", f"{base}/.", str(env)], check=True)
-    wanted = HERE / "requirements" / f"{version}.txt"
-    alone = [line.removeprefix("#alone ") for line in wanted.read_text().splitlines() if line.startswith("#alone ")]
-    _pip(env, "-r", str(wanted), "-c", str(HERE / "requirements" / "base.txt"))
-    _pip(env, "--no-deps", f"sglang=={version}", *alone)
-    packages = next(env.glob("lib/python3.*/site-packages"))
-    shutil.copytree(HERE / "shims", packages, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "README.md"))
+    subprocess.run(["cp", "-al", f"{base}/.", str(new)], check=True)
+    _pip(new, "--no-deps", "-r", str(REQUIREMENTS / f"{version}.txt"))
+    packages = next(new.glob("lib/python3.*/site-packages"))
+    shutil.copytree(
+        SHIMS, packages, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "README.md")
+    )
     _let_torchvision_load(packages / "torchvision" / "__init__.py")
-    subprocess.run([env / "bin/python", "-m", "compileall", "-q", "-j2", str(packages / "sglang" / "srt")], check=False)
+    for package in ("torchvision", *(shim.name for shim in SHIMS.iterdir() if shim.is_dir())):
+        subprocess.run([new / "bin/python", "-m", "compileall", "-q", str(packages / package)], check=True)
 
 
 def _let_torchvision_load(init: Path) -> None:
-    """PyPI's torchvision finds no CUDA library beside a CPU PyTorch, and then misses the operators that its own code describes."""
+    """Without CUDA, PyPI's torchvision cannot load its library and misses operators that it describes."""
     init.write_text(
         "import torch\n"
-        "_operators = torch.library.Library('torchvision', 'FRAGMENT')\n"
-        "for _name in ('nms', 'qnms'):\n"
-        "    _operators.define(_name + '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n" + init.read_text()
+        "if not torch.backends.cuda.is_built():\n"
+        "    _operators = torch.library.Library('torchvision', 'FRAGMENT')\n"
+        "    for _name in ('nms', 'qnms'):\n"
+        "        _operators.define(_name + '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
+        + init.read_text()
     )
 
 
-def _fill_base(env: Path) -> None:
-    subprocess.run([PYTHON, "-m", "venv", str(env)], check=True)
-    _pip(env, "-r", str(HERE / "requirements" / "base.txt"))
+def _fill_base(new: Path) -> None:
+    subprocess.run([PYTHON, "-m", "venv", str(new)], check=True)
+    _pip(new, "-r", str(REQUIREMENTS / "base.txt"))
 
 
-def _pip(env: Path, *arguments: str) -> None:
-    command = [env / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+def _pip(new: Path, *arguments: str) -> None:
+    # pip compiles what it installs: hosts have it read-only and could not keep the bytecode
+    command = [str(new / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*command, *arguments], check=True, stdin=subprocess.DEVNULL)
 
 
-def _made(name: str, recipe: str, fill: object) -> Path:
-    """Return CACHE/name, made by ``fill`` under another name first, so that a killed build leaves nothing half done."""
-    done = CACHE / name
+def _made(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """Return ``folder``, made by ``fill`` under another name first: a killed build leaves no half of one."""
+    if folder.exists():
+        return folder
     CACHE.mkdir(parents=True, exist_ok=True)
-    with open(CACHE / f"{name}.lock", "w") as lock:
+    with (CACHE / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        stamp = done / "specgate-recipe"
-        if stamp.exists() and stamp.read_text() == recipe:
-            return done
-        new = CACHE / f"{name}.new"
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir()
-        fill(new)  # type: ignore[operator]
-        (new / "specgate-recipe").write_text(recipe)
-        shutil.rmtree(done, ignore_errors=True)
-        new.rename(done)
-        return done
+        if not folder.exists():
+            new = folder.with_name(f"{folder.name}.new")
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            fill(new)
+            new.rename(folder)
+    return folder
+
+
+def prune() -> list[Path]:
+    """Remove, and return, what today's recipes do not make; only while no test host stands on any of it."""
+    wanted = {_base(), *map(environment, versions())}
+    wanted |= {path.with_name(f"{path.name}.lock") for path in wanted}
+    removed = sorted(set(CACHE.glob("*")) - wanted)
+    for path in removed:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return removed
 
 
 def main() -> int:
-    """Build the environments named on the command line."""
-    for version in sys.argv[1:] or versions():
-        print(build(version), flush=True)
+    """Build the environments named on the command line, or remove outdated ones."""
+    parser = argparse.ArgumentParser(
+        description="Build SGLang environments for the CPU; prints their folders."
+    )
+    parser.add_argument(
+        "versions", nargs="*", metavar="VERSION", help=f"one of {', '.join(versions())}; default all"
+    )
+    parser.add_argument(
+        "--prune",
+        action="store_true",
+        help="remove outdated ones instead (only while no test host is up)",
+    )
+    options = parser.parse_args()
+    for path in prune() if options.prune else map(build, options.versions or versions()):
+        print(path, flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,5 +1,7 @@
-"""A stand-in for the CPU build of sgl-kernel, which PyPI does not have: the operations that SGLang calls for a small Llama and
-EAGLE-3 on the CPU, in plain PyTorch (`ops`, `attention`). Every other name can be imported and raises when it is called.
+"""A stand-in for the CPU build of sgl-kernel, which PyPI does not have.
+
+The operations that SGLang calls for a small Llama and EAGLE-3 on the CPU, in plain PyTorch (`ops`,
+`attention`). Every other name can be imported and raises when it is called.
 """
 
 import importlib.machinery
@@ -14,8 +16,8 @@ from .ops import *  # noqa: F403
 __version__ = "0.0.0+cpu"
 
 SUBMODULES = (
-    "allreduce", "elementwise", "flash_attn", "flash_mla", "gemm", "kvcacheio", "mamba", "memory", "moe", "quantization",
-    "sampling", "scalar_type", "sparse_flash_attn", "speculative", "top_k", "utils",
+    "allreduce", "elementwise", "flash_attn", "flash_mla", "gemm", "kvcacheio", "mamba", "memory", "moe",
+    "quantization", "sampling", "scalar_type", "sparse_flash_attn", "speculative", "top_k", "utils",
 )  # fmt: skip
 
 
@@ -54,6 +56,5 @@ for _name in SUBMODULES:
 torch.ops.sgl_kernel.decode_attention_cpu = attention.decode_attention_cpu
 torch.ops.sgl_kernel.extend_attention_cpu = attention.extend_attention_cpu
 
-if not torch.backends.cuda.is_built():  # SGLang calls these without asking (models/llama.py, up to 0.5.15)
-    torch.cuda.synchronize = lambda *arguments, **named: None
-    torch.cuda.empty_cache = lambda *arguments, **named: None
+if not torch.cuda.is_available():  # SGLang calls these without asking (models/llama.py, up to 0.5.15)
+    torch.cuda.synchronize = torch.cuda.empty_cache = lambda *arguments, **named: None

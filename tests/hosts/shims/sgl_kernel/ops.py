@@ -1,4 +1,4 @@
-"""sgl-kernel's small CPU operations for the KV cache and for EAGLE trees. Each writes into the tensors that it is given."""
+"""sgl-kernel's small CPU operations for the KV cache and for EAGLE trees. Each writes into its arguments."""
 
 import ctypes
 
@@ -14,7 +14,7 @@ __all__ = [
 def _spans(requests, starts, ends):
     """Yield (request, start, end, offset of its first element in the flat list of all spans)."""
     offset = 0
-    for request, start, end in zip(requests.tolist(), starts.tolist(), ends.tolist()):
+    for request, start, end in zip(requests.tolist(), starts.tolist(), ends.tolist(), strict=True):
         yield request, start, end, offset
         offset += end - start
 
@@ -31,7 +31,7 @@ def assign_extend_cache_locs_cpu(requests, req_to_token, starts, ends, slots, *_
 
 def assign_draft_cache_locs_contiguous_cpu(requests, req_to_token, lengths, slots, _pool_len, topk, steps):
     width, flat = topk * steps, slots.view(-1)
-    for row, (request, length) in enumerate(zip(requests.tolist(), lengths.tolist())):
+    for row, (request, length) in enumerate(zip(requests.tolist(), lengths.tolist(), strict=True)):
         flat[row * width : (row + 1) * width] = req_to_token[request, length : length + width].to(flat.dtype)
 
 
@@ -47,15 +47,15 @@ def fill_accept_out_cache_loc_cpu(accept_index, slots, target):
 
 
 def copy_all_layer_kv_cache_cpu(pointers, strides, targets, sources):
-    for pointer, stride in zip(pointers.tolist(), strides.tolist()):
+    for pointer, stride in zip(pointers.tolist(), strides.tolist(), strict=True):
         rows = [ctypes.string_at(pointer + source * stride, stride) for source in sources.tolist()]
-        for target, row in zip(targets.tolist(), rows):
+        for target, row in zip(targets.tolist(), rows, strict=True):
             ctypes.memmove(pointer + target * stride, row, stride)
 
 
 def build_draft_decode_metadata_cpu(req_to_token, requests, lengths, topk, steps, pool_len):
     table = torch.zeros(lengths.numel() * topk, pool_len, dtype=req_to_token.dtype)
-    for row, (request, length) in enumerate(zip(requests.tolist(), lengths.tolist())):
+    for row, (request, length) in enumerate(zip(requests.tolist(), lengths.tolist(), strict=True)):
         for branch in range(topk):
             own = length + branch * steps
             table[row * topk + branch, :length] = req_to_token[request, :length]
@@ -64,12 +64,20 @@ def build_draft_decode_metadata_cpu(req_to_token, requests, lengths, topk, steps
 
 
 def verify_tree_greedy_cpu(
-    predicts, accept_index, accept_counts, candidates, index, next_token, next_sibling, target_predict, *_, **__
+    predicts,
+    accept_index,
+    accept_counts,
+    candidates,
+    index,
+    next_token,
+    next_sibling,
+    target_predict,
+    *_,
+    **__,
 ):
-    """Walk each request's tree while a child holds the target's token; the target's token after the last one is the bonus."""
-    rows, width = candidates.shape
+    """Walk each request's tree while a child holds the target's token; the target's next one is the bonus."""
     predicted, target = predicts.view(-1), target_predict.reshape(-1)
-    for row in range(rows):
+    for row in range(candidates.shape[0]):
         last = int(index[row, 0])
         accept_index[row, 0] = last
         accepted = node = 0
@@ -88,7 +96,18 @@ def verify_tree_greedy_cpu(
 
 
 def build_tree_kernel_efficient_cpu(
-    parents, selected, lengths, tree_mask, positions, index, next_token, next_sibling, topk, _depth, width, mode=0
+    parents,
+    selected,
+    lengths,
+    tree_mask,
+    positions,
+    index,
+    next_token,
+    next_sibling,
+    topk,
+    _depth,
+    width,
+    mode=0,
 ):
     """Lay out each request's draft tree: mask, positions, and for each node its first child and next sibling.
 
