@@ -277,13 +277,15 @@ class CallbackModule(Default):
         keep = [
             i for i in range(len(rows[0])) if i < 3 or i >= len(rows[0]) - 1 or any(row[i] for row in rows)
         ]
-        headings = ("host", "sglang", "variant", *HEADINGS, "changed")
-        for line in table(tuple(headings[i] for i in keep), [[row[i] for i in keep] for row in rows]):
-            self._display.display(line)
+        if len(keep) > 4:
+            headings = ("host", "sglang", "variant", *HEADINGS, "changed")
+            shown = table(tuple(headings[i] for i in keep), [[row[i] for i in keep] for row in rows])
+            self._display.display("\n".join(shown))
+            self._display.display("")
         failed = sum(1 for name in names if self._bad(stats.summarize(name)))
         changed = sum(1 for name in names if stats.summarize(name)["changed"])
         self._display.display(
-            f"\n{len(names)} hosts: changed={changed} failed={failed}",
+            f"{len(names)} host{'s' if len(names) > 1 else ''}: changed={changed} failed={failed}",
             color=C.COLOR_ERROR if failed else C.COLOR_OK,
         )
 
@@ -293,7 +295,7 @@ class CallbackModule(Default):
 
     def _row(self, name: str, summary: dict[str, int]) -> list[str]:
         host = self._hosts.get(name, Host())
-        if summary["rescued"]:
+        if summary["rescued"] and host.changed:
             changed = "ROLLED BACK"
         elif self._bad(summary):
             changed = "FAILED"

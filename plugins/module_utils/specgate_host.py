@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+FOLDER = Path("/etc/systemd/system")
 RUNNING = ("active", "activating", "reloading")
 
 
@@ -45,21 +46,23 @@ def _gpus() -> list[dict[str, Any]]:
 
 def units() -> list[dict[str, Any]]:
     """Return name, state, start (seconds since the epoch) and text of each service called sglang…"""
+    # systemd forgets a unit that is stopped, and a pattern finds only what it remembers
+    written = [path.name for path in FOLDER.glob("sglang*.service") if not path.name.endswith("@.service")]
     properties = "--property=Id,ActiveState,ExecMainStartTimestamp"
-    text = "\n".join(_lines("systemctl", "show", "sglang*.service", properties, "--timestamp=us+utc"))
-    found = []
+    text = "\n".join(
+        _lines("systemctl", "show", "sglang*.service", *written, properties, "--timestamp=us+utc")
+    )
+    found: dict[str, dict[str, Any]] = {}
     for block in text.split("\n\n"):
         said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if "Id" in said:
-            found.append(
-                {
-                    "name": said["Id"],
-                    "state": said["ActiveState"],
-                    "started": _seconds(said["ExecMainStartTimestamp"]),
-                    "text": _text(Path("/etc/systemd/system", said["Id"])),
-                }
-            )
-    return found
+            found[said["Id"]] = {
+                "name": said["Id"],
+                "state": said["ActiveState"],
+                "started": _seconds(said["ExecMainStartTimestamp"]),
+                "text": _text(FOLDER / said["Id"]),
+            }
+    return list(found.values())
 
 
 def units_after(document: dict[str, Any]) -> list[dict[str, Any]]:

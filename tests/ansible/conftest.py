@@ -83,7 +83,7 @@ class Ran:
     @property
     def changed(self) -> int:
         """Return the number of hosts that the last line calls changed."""
-        return int(re.findall(r"hosts: changed=(\d+) failed=\d+", self.out)[-1])
+        return int(re.findall(r"hosts?: changed=(\d+) failed=\d+", self.out)[-1])
 
 
 def start(
