@@ -12,7 +12,7 @@ from pathlib import Path
 import fabric
 import paramiko
 
-from .fleet import Host
+from .fleet import ROOT, Host
 
 CONNECT_TIMEOUT = 10  # seconds for TCP, for the banner, for the login and for a channel, each
 LOST_AFTER = 20  # seconds without an acknowledgement until a connection counts as cut
@@ -33,9 +33,9 @@ def connect(host: Host) -> fabric.Connection:
     """Open a connection with the options that Ansible would give to ssh. Raises HostError."""
     said = _ssh_settings(host)
     known = _known_hosts(said)
-    if host.key and not os.access(host.key, os.R_OK):
+    if host.key and not os.access(_path(host.key), os.R_OK):
         raise HostError(f"private key {host.key} cannot be read", "correct ansible_ssh_private_key_file")
-    keys = [Path(key).expanduser() for key in said["identityfile"].split("\n")]
+    keys = [_path(key) for key in said["identityfile"].split("\n")]
     connection = fabric.Connection(
         said["hostname"],
         user=said["user"],
@@ -96,7 +96,7 @@ def _ssh_settings(host: Host) -> dict[str, str]:
         raise HostError(f"address {host.address!r} is not a host name", "correct ansible_host")
     command = ["ssh", "-G", *host.ssh_options, "--", host.address]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=ROOT)
     except FileNotFoundError:
         raise HostError("the ssh command is missing on this machine", "install openssh-client") from None
     if done.returncode != 0:
@@ -114,9 +114,14 @@ def _known_hosts(said: dict[str, str]) -> list[str]:
     files: list[Path] = []
     for name in ("userknownhostsfile", "globalknownhostsfile"):
         value = said.get(name, "")
-        whole = Path(value).expanduser()
-        files += [whole] if whole.is_file() else [Path(each).expanduser() for each in value.split()]
+        whole = _path(value)
+        files += [whole] if whole.is_file() else [_path(each) for each in value.split()]
     return [str(file) for file in files] or ["/etc/ssh/ssh_known_hosts"]
+
+
+def _path(name: str) -> Path:
+    """Return a file that ssh names; relative ones begin at the checkout, where playbooks run too."""
+    return ROOT / Path(name).expanduser()
 
 
 def _gateway(said: dict[str, str]) -> str | None:

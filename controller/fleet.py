@@ -150,7 +150,7 @@ def _host(name: str, variables: dict[str, Any]) -> Host:
         address=str(get("ansible_host", "ansible_ssh_host") or name),
         local=get("ansible_connection") == "local",
         ssh_options=tuple(options),
-        key=str(Path(str(key)).expanduser()) if key else None,
+        key=str(key) if key else None,
         become=str(get("ansible_become_user") or "root") if wanted else None,
         python=python if python.startswith("/") else "/usr/bin/python3",  # else it is auto, auto_silent …
         variables=variables,
