@@ -57,7 +57,7 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=128)
-    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--new-tokens", type=int, default=512)
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--draft-vocab", type=int, default=models.DRAFT_VOCAB)
     parser.add_argument(
@@ -78,13 +78,20 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--logs", type=Path, default=Path("threshold-logs"))
     parser.add_argument("--out", type=Path, default=Path("threshold.json"))
+    parser.add_argument(
+        "--pairs-after",
+        type=int,
+        default=10**6,
+        metavar="REPEATS",
+        help="from then on only what is compared: static EAGLE3 up to N, no speculation above, and the threshold",
+    )
     parser.add_argument("--keep-going", action="store_true", help="measure the others when a server did not start")
     parser.add_argument("--confirm", action="store_true", help="measure only after a line on standard input")
     return parser.parse_args()
 
 
-def arguments(name: str, chosen: argparse.Namespace, target: Path, draft: Path) -> list[str]:
-    """The server arguments for the server `name`."""
+def arguments(name: str, chosen: argparse.Namespace, version: str, target: Path, draft: Path) -> list[str]:
+    """The arguments of the server `name` for this SGLang `version`."""
     largest = max(concurrencies(chosen))
     common = [
         "--model-path",
@@ -98,13 +105,15 @@ def arguments(name: str, chosen: argparse.Namespace, target: Path, draft: Path) 
         common += ["--load-format", "dummy", "--skip-tokenizer-init"]
     common += [
         "--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-radix-cache",
-        "--disable-piecewise-cuda-graph", "--max-running-requests", str(largest), "--cuda-graph-max-bs", str(largest),
+        "--max-running-requests", str(largest), "--cuda-graph-max-bs", str(largest),
         "--context-length", "4096", "--decode-log-interval", "20",
         # The KV pool is fixed, so that servers which start side by side do not share out the memory by chance.
         "--mem-fraction-static", "0.9",
-        "--max-total-tokens", str(largest * (chosen.prompt_tokens + chosen.new_tokens + 64) + 8192),
+        "--max-total-tokens", str(largest * (chosen.prompt_tokens + chosen.new_tokens + 16) + 1024),
         *chosen.extra.split(),
     ]  # fmt: skip
+    if tuple(int(part) for part in version.split(".")[:3]) >= (0, 5, 10):  # there it is on by default
+        common += ["--disable-piecewise-cuda-graph"]
     if chosen.tensor_parallel > 1:
         common += ["--tp-size", str(chosen.tensor_parallel)]
     if name == "none":
@@ -125,7 +134,7 @@ def concurrencies(chosen: argparse.Namespace) -> list[int]:
     return sorted(int(part) for part in chosen.concurrency.split(","))
 
 
-def build(chosen: argparse.Namespace, target: Path, draft: Path) -> list[Server]:
+def build(chosen: argparse.Namespace, version: str, target: Path, draft: Path) -> list[Server]:
     """The servers that were asked for, not started."""
     shared = dict(entry.split("=", 1) for entry in chosen.environment)
     servers = []
@@ -140,7 +149,7 @@ def build(chosen: argparse.Namespace, target: Path, draft: Path) -> list[Server]
             Server(
                 name=name,
                 port=chosen.port + 10 * offset,
-                arguments=arguments(name, chosen, target, draft),
+                arguments=arguments(name, chosen, version, target, draft),
                 logs=chosen.logs,
                 python=chosen.python,
                 pythonpath=path,
@@ -169,15 +178,17 @@ def rounds(chosen: argparse.Namespace, servers: list[Server]) -> list[dict[str, 
             print(f"stopping after {repeat} repeats: the budget of {chosen.budget} s is used up", flush=True)
             break
         for concurrency in concurrencies(chosen):
-            count = concurrency * (2 if concurrency < 32 else 1)
             turn = repeat % len(servers)
+            baseline = "none" if concurrency > chosen.threshold else "eagle3"
             for server in servers[turn:] + servers[:turn]:
+                if repeat >= chosen.pairs_after and server.name not in ("threshold", baseline):
+                    continue
                 before = server.threshold_state() if server.name == "threshold" else None
                 position = server.log.stat().st_size
                 measurement = measure(
                     server.port,
                     concurrency,
-                    count,
+                    concurrency,
                     chosen.prompt_tokens,
                     chosen.new_tokens,
                     seed=1000 * repeat + concurrency,
@@ -213,7 +224,7 @@ def profile(server: Server, chosen: argparse.Namespace) -> None:
     )
     load.start()
     time.sleep(1.2)
-    wanted = {"output_dir": str(folder), "num_steps": 10, "activities": ["CPU", "GPU"]}
+    wanted = {"output_dir": str(folder), "num_steps": 10, "activities": ["GPU"]}
     request(server.port, "/start_profile", wanted, timeout=120)
     load.join()
     deadline = time.monotonic() + 40
@@ -255,10 +266,11 @@ def main() -> int:
         target, draft = models.write(Path(scratch), chosen.draft_vocab)
         if chosen.model:
             target, draft = Path(chosen.model), Path(chosen.draft)
-        servers = build(chosen, target, draft)
+        found = machine(chosen)
+        servers = build(chosen, found["sglang"], target, draft)
         document: dict[str, Any] = {
             "benchmark": "threshold",
-            "machine": machine(chosen),
+            "machine": found,
             "command": sys.argv,
             "attention_backend": chosen.attention_backend,
             "threshold": chosen.threshold,

@@ -76,7 +76,7 @@ def servers(
     running = {}
     for offset, name in enumerate(wanted):
         target, arguments = SERVERS[name]
-        common = common_arguments(folder / target, arguments)
+        common = common_arguments(sglang, folder / target, arguments)
         if SPECULATION[0] in arguments:
             arguments = [*arguments, "--speculative-draft-model-path", str(folder / "draft")]
         running[name] = Server(

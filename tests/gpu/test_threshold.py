@@ -15,8 +15,9 @@ from lag_model import LAG, VOCABULARY, orbit
 from benchmarks.threshold.load import generate
 from benchmarks.threshold.servers import Server, request
 
-# A difference in log-probability that bf16 arithmetic in another batch size can turn around.
-NEAR_TIE = 0.15
+# A difference in log-probability that another batch size can turn around: these logits are near 16, where bf16 values
+# are 0.0625 to 0.125 apart, and both candidates may be rounded either way.
+NEAR_TIE = 0.25
 
 
 def starts(count: int, seed: int = 3) -> list[list[int]]:
@@ -174,7 +175,7 @@ def test_pages_of_16_and_chunked_prefill(plain: Server, paged: Server) -> None:
 
 def test_retraction(plain: Server, cramped: Server) -> None:
     prompts = starts(20)
-    lengths = [200] * 20
+    lengths = [360] * 20
     got = together(cramped, prompts, lengths)
     if "etract" not in cramped.log.read_text(errors="replace"):
         pytest.skip("no request was retracted: this version plans the pool more carefully")
