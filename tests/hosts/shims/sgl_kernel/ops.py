@@ -66,32 +66,30 @@ def build_draft_decode_metadata_cpu(req_to_token, requests, lengths, topk, steps
 def verify_tree_greedy_cpu(
     predicts,
     accept_index,
-    accept_counts,
+    accept_token_num,
     candidates,
-    index,
-    next_token,
-    next_sibling,
+    retrive_index,
+    retrive_next_token,
+    retrive_next_sibling,
     target_predict,
-    *_,
-    **__,
 ):
-    """Walk each request's tree while a child holds the target's token; the target's next one is the bonus."""
+    """Walk each request's tree while a child holds the target's token; the target's next one is the bonus. Called by keyword."""
     predicted, target = predicts.view(-1), target_predict.reshape(-1)
     for row in range(candidates.shape[0]):
-        last = int(index[row, 0])
+        last = int(retrive_index[row, 0])
         accept_index[row, 0] = last
         accepted = node = 0
         while accepted + 1 < accept_index.shape[1]:
-            node = int(next_token[row, node])
+            node = int(retrive_next_token[row, node])
             while node != -1 and int(candidates[row, node]) != int(target[last]):
-                node = int(next_sibling[row, node])
+                node = int(retrive_next_sibling[row, node])
             if node == -1:
                 break
             predicted[last] = target[last].to(predicted.dtype)
             accepted += 1
-            last = int(index[row, node])
+            last = int(retrive_index[row, node])
             accept_index[row, accepted] = last
-        accept_counts[row] = accepted
+        accept_token_num[row] = accepted
         predicted[last] = target[last].to(predicted.dtype)
 
 
