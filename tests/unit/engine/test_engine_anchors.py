@@ -286,6 +286,15 @@ def test_wrong_places_are_named(at, place, said):
     assert "file.py, edit 'edit'" in message
 
 
+@pytest.mark.parametrize("place", ["before", "after", "replace"])
+def test_shared_line_is_seen_behind_non_ascii_text(place):
+    """Columns of the syntax tree count UTF-8 bytes, not characters."""
+    text = "a = 'ééééééééééé'; größe = 'ééééééééé'; c = 3\n"
+    assert "holds other code" in error(text, [{"field": "größe"}], place)
+    alone = "größe = 'ééééééééé'  # ééé\n"
+    assert MARK in splice(alone, [{"field": "größe"}], place).decode()
+
+
 def test_overlapping_edits_are_refused():
     at = [{"class": "One"}, {"field": "field"}]
     edits = [{"id": str(i), "at": at, "place": "replace", "text": "x = 1"} for i in range(2)]
