@@ -28,14 +28,22 @@ class Reached:
     def address(self) -> str:
         return self.host.address
 
-    def run(self, command: str, check: bool = True, timeout: float = 120, data: bytes = b"") -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: str, check: bool = True, timeout: float = 120, data: bytes = b""
+    ) -> subprocess.CompletedProcess[str]:
         """Run a shell command as ``deploy``; AssertionError with its output when it fails and ``check`` is set."""
         done = subprocess.run(self.host.ssh(command), capture_output=True, input=data, timeout=timeout)
-        text = subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
-        assert not check or text.returncode == 0, f"{self.name}: {command}: {text.returncode}\n{text.stdout}{text.stderr}"
+        text = subprocess.CompletedProcess(
+            command, done.returncode, done.stdout.decode(), done.stderr.decode()
+        )
+        assert not check or text.returncode == 0, (
+            f"{self.name}: {command}: {text.returncode}\n{text.stdout}{text.stderr}"
+        )
         return text
 
-    def sudo(self, command: str, check: bool = True, timeout: float = 120, data: bytes = b"") -> subprocess.CompletedProcess[str]:
+    def sudo(
+        self, command: str, check: bool = True, timeout: float = 120, data: bytes = b""
+    ) -> subprocess.CompletedProcess[str]:
         """Run a shell command as root."""
         return self.run(f"sudo -n sh -c {shlex.quote(command)}", check, timeout, data)
 
@@ -81,7 +89,10 @@ HostMaker = Callable[..., list[Reached]]
 
 @pytest.fixture(scope="module")
 def make_hosts(fleet: Fleet) -> Iterator[HostMaker]:
-    """A function (names…, sglang="0.5.9", store_size="") that brings up fresh hosts; they go when the module's tests are done."""
+    """A function (names…, sglang="0.5.9", store_size="") that brings up fresh hosts.
+
+    They go when the module's tests are done.
+    """
     made: list[str] = []
 
     def make(*names: str, sglang: str = "0.5.9", store_size: str = "") -> list[Reached]:

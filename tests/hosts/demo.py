@@ -20,10 +20,14 @@ INVENTORY = "inventory/local"
 def show(*command: str, expect: int | None = 0) -> None:
     """Run one of the product's commands with its line in front; exit when its exit code is not the expected one."""
     print(f"\n$ {shlex.join(command)}", flush=True)
-    code = subprocess.run([str(ROOT / ".venv/bin" / command[0]), *command[1:]], cwd=ROOT, stdin=subprocess.DEVNULL).returncode
+    code = subprocess.run(
+        [str(ROOT / ".venv/bin" / command[0]), *command[1:]], cwd=ROOT, stdin=subprocess.DEVNULL
+    ).returncode
     print(f"(exit code {code})", flush=True)
     if (expect is None and code == 0) or (expect is not None and code != expect):
-        sys.exit("demo: that was not the expected exit code; `tests/hosts/testhost ssh gpu1` looks at the host")
+        sys.exit(
+            "demo: that was not the expected exit code; `tests/hosts/testhost ssh gpu1` looks at the host"
+        )
 
 
 def write_broken_bundle() -> None:
@@ -52,13 +56,24 @@ def write_broken_bundle() -> None:
 def main() -> int:
     """Bring the fleet up and walk through the story."""
     fleet = Fleet.here()
-    print("Bringing up gpu1 and gpu2: systemd, sshd, SGLang 0.5.9 from PyPI (the first time takes some minutes)", flush=True)
+    print(
+        "Bringing up gpu1 and gpu2: systemd, sshd, SGLang 0.5.9 from PyPI (the first time takes some minutes)",
+        flush=True,
+    )
     cli.bring_up(fleet, ["gpu1", "gpu2"])
     show("ansible-playbook", "playbooks/deploy.yml", "-i", INVENTORY)
     show("fab", "verify", "--inventory", INVENTORY)
     write_broken_bundle()
     broken = str(Path(BROKEN).relative_to(ROOT))
-    show("ansible-playbook", "playbooks/deploy.yml", "-i", INVENTORY, "-e", f"specgate_patch={broken}", expect=None)
+    show(
+        "ansible-playbook",
+        "playbooks/deploy.yml",
+        "-i",
+        INVENTORY,
+        "-e",
+        f"specgate_patch={broken}",
+        expect=None,
+    )
     show("fab", "status", "--inventory", INVENTORY)
     print(
         "\nThe broken patch was refused before it touched a file; both servers still run the good one.\n"

@@ -33,13 +33,16 @@ USER, UID = "deploy", 1500
 def prepare(up: Path, name: str, public_key: str) -> str:
     """Write the upper layer ``up`` of host ``name`` and return the host's public key (type and base64).
 
-    The machine's own users' files, logs and enabled units are hidden; ``deploy`` logs in with ``public_key`` and has sudo.
+    The machine's own users' files, logs and enabled units are hidden; ``deploy`` logs in with ``public_key`` and
+    has sudo.
     """
-    for entry in sorted(set(os.listdir("/")) - OPERATING_SYSTEM - {"root", "tmp"}):
-        if os.path.isdir("/" + entry):
-            _empty(up / entry, 0o755)
+    for entry in sorted(Path("/").iterdir()):
+        if entry.name in OPERATING_SYSTEM | {"root", "tmp"}:
+            continue
+        if entry.is_dir():
+            _empty(up / entry.name, 0o755)
         else:
-            os.mknod(up / entry, 0o020000, os.makedev(0, 0))  # overlayfs: whiteout
+            os.mknod(up / entry.name, 0o020000, os.makedev(0, 0))  # overlayfs: whiteout
     for path, mode in EMPTY.items():
         _empty(up / path, mode)
     for path in ("opt/sglang", "opt/models", "var/log/journal"):

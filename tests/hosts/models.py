@@ -1,7 +1,7 @@
 """Tiny models for servers on the CPU: `llama` (8 layers, with a tokenizer) and `llama-eagle3`, an EAGLE-3 draft for it.
 
-Random weights: the text is nonsense, but greedy and repeatable. Files are written by hand, not by `save_pretrained`, so that every
-version of transformers reads them. Runs inside an SGLang environment, which has PyTorch: `python models.py FOLDER`.
+Random weights: the text is nonsense, but greedy and repeatable. Files are written by hand, not by `save_pretrained`,
+so that every version of transformers reads them. Runs inside an SGLang environment, which has PyTorch: `python models.py FOLDER`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def _write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 
-def _save(folder: Path, config: dict[str, object], shapes: dict[str, tuple[int, ...]], extra: dict[str, object]) -> None:
+def _save(
+    folder: Path, config: dict[str, object], shapes: dict[str, tuple[int, ...]], extra: dict[str, object]
+) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -121,17 +123,30 @@ def write(folder: Path) -> None:
     import torch
 
     torch.manual_seed(0)
-    target = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+    target = {
+        "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+        "lm_head.weight": (VOCABULARY, HIDDEN),
+    }
     for layer in range(LAYERS):
         target |= _attention(f"model.layers.{layer}", HIDDEN) | _mlp(f"model.layers.{layer}")
     _save(folder / "llama", _config(), target, {})
     _write_tokenizer(folder / "llama")
     # the draft's layer reads the token's embedding beside the target's hidden state
     draft = _attention("midlayer", 2 * HIDDEN) | _mlp("midlayer")
-    draft |= {"fc.weight": (HIDDEN, 3 * HIDDEN), "midlayer.hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    draft |= {
+        "fc.weight": (HIDDEN, 3 * HIDDEN),
+        "midlayer.hidden_norm.weight": (HIDDEN,),
+        "norm.weight": (HIDDEN,),
+    }
     draft |= {"lm_head.weight": (VOCABULARY, HIDDEN)}
-    same_vocabulary = {"d2t": torch.zeros(VOCABULARY, dtype=torch.int64), "t2d": torch.ones(VOCABULARY, dtype=torch.bool)}
-    config = _config(architectures=["LlamaForCausalLMEagle3"], num_hidden_layers=1, draft_vocab_size=VOCABULARY)
+    same_vocabulary = {
+        "d2t": torch.zeros(VOCABULARY, dtype=torch.int64),
+        "t2d": torch.ones(VOCABULARY, dtype=torch.bool),
+    }
+    config = _config(
+        architectures=["LlamaForCausalLMEagle3"], num_hidden_layers=1, draft_vocab_size=VOCABULARY
+    )
     _save(folder / "llama-eagle3", config, draft, same_vocabulary)
 
 
