@@ -43,7 +43,7 @@ def write_models(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32
 
     head = torch.zeros(VOCABULARY, HIDDEN)
     head[first] += letters
-    head[second] += 0.93 * letters
+    head[second] += 0.88 * letters
     head[NEVER] = 0
     target = {
         "model.embed_tokens.weight": words,

@@ -79,7 +79,7 @@ class Server:
         ]
         settings = {
             "SGLANG_USE_CPU_ENGINE": "1",
-            "PYTHONPATH": str(root),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH")))),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "TORCHDYNAMO_DISABLE": "1",
