@@ -90,7 +90,7 @@ def verify(name: str, content: str, exposure: int) -> list[str]:
         path.write_text(content, encoding="utf-8")
         said = _run("systemd-analyze", "--no-pager", "verify", str(path))
         lines = [line.strip() for line in (said.stdout + said.stderr).splitlines() if line.strip()]
-        own = [line for line in lines if str(path) in line or name in line or ".service" not in line]
+        own = [line for line in lines if name in line or ".service" not in line]
         if own:
             shown = "\n".join(line.replace(f"{folder}/", "") for line in own)
             raise UnitError(f"systemd would not take {name} as it is; it was not installed:\n{shown}")
@@ -118,8 +118,8 @@ def _begin(name: str, verb: str, timeout: float) -> None:
         _run("systemctl", "stop", name)
     own = journalctl.cause(journalctl.words(journalctl.of_last_start(entries)))
     gates = [entry.message for entry in entries if entry.message.startswith(journalctl.PREFIX)][-1:]
-    state = unit.state if unit else "unknown"
-    raise UnitError("\n".join([f"{name} did not start: {state}", *gates, *own]))
+    said = [text.replace(journalctl.PREFIX, "") for text in gates]
+    raise UnitError("\n".join([f"{name} did not start: {unit.result if unit else 'unknown'}", *said, *own]))
 
 
 def _path(name: str) -> Path:
