@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import systemd
@@ -42,15 +43,19 @@ def port_holders(port: int) -> list[int]:
                 fields = line.split()
                 if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
                     inodes.add(f"socket:[{fields[9]}]")
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and inodes:
-            # it may end, or belong to someone else
+    return sorted(
+        int(process.name)
+        for process in Path("/proc").iterdir()
+        if process.name.isdigit() and inodes & set(_links(process / "fd"))
+    )
+
+
+def _links(folder: Path) -> Iterator[str]:
+    """Return what a folder's links point to; what ends meanwhile, or belongs to someone else, is left out."""
+    with contextlib.suppress(OSError):
+        for link in folder.iterdir():
             with contextlib.suppress(OSError):
-                links = {str(one.readlink()) for one in (process / "fd").iterdir()}
-                if links & inodes:
-                    found.append(int(process.name))
-    return sorted(found)
+                yield os.readlink(link)  # noqa: PTH115  (a socket is no path)
 
 
 def gpu_problem(gpus: Sequence[str], unit: str | None, server_units: str = "sglang@") -> str | None:
