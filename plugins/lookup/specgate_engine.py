@@ -36,7 +36,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
-from controller import archive  # noqa: E402
+from controller import archive
 
 
 class LookupModule(LookupBase):

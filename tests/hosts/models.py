@@ -1,7 +1,8 @@
 """Tiny models for servers on the CPU: `llama` (8 layers, with a tokenizer) and `llama-eagle3`, an EAGLE-3 draft for it.
 
 Random weights: the text is nonsense, but greedy and repeatable. Files are written by hand, not by `save_pretrained`,
-so that every version of transformers reads them. Runs inside an SGLang environment, which has PyTorch: `python models.py FOLDER`.
+so that every version of transformers reads them. Runs inside an SGLang environment, which has PyTorch:
+`python models.py FOLDER`.
 """
 
 from __future__ import annotations
