@@ -171,6 +171,7 @@ def test_the_audit_log_tells_the_story(host):
     host.apply()
     lines = operations.history(host.options(last=2))["history"]
     assert [line["operation"] for line in lines] == ["recover", "apply"]
+    assert lines[0].keys() == lines[1].keys()
     assert "victim" in lines[0]["summary"] and "undone" in lines[0]["summary"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from . import fs
-from .document import Report, explain, now, remedy_for
+from .document import Report, audit_line, explain, remedy_for
 from .errors import Interrupted, Refused
 from .fs import Attributes
 from .installation import Installation
@@ -144,14 +144,10 @@ def settle_unfinished(report: Report, found: Installation, held: InstallationSto
         ) from error
     notes.append(f"{what} was {'finished' if forward else 'undone'} first")
     found.notes += notes
-    line = {
-        "started": now(),
-        "operation": "recover",
-        "actor": report.options.actor,
-        "run_id": journal["run_id"],
-        "outcome": "passed",
-        "changed": True,
-        "summary": notes[-1],
-        "root": str(found.root),
-    }
-    append_audit(held.store.audit, line)
+    line = audit_line(report.document())
+    line.update(operation="recover", run_id=journal["run_id"], bundle=None, files=[], changed=True)
+    line["summary"] = notes[-1]
+    try:
+        append_audit(held.store.audit, line)
+    except OSError as error:
+        report.warnings.append(f"the audit log could not be written: {explain(error)}")

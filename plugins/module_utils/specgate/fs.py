@@ -69,7 +69,9 @@ class Attributes:
 
 def write_new(path: Path, data: bytes, attributes: Attributes, step: StepHook) -> None:
     """Write a file that nobody reads yet, and bring it to the disk. A half-written one is removed."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    # in a folder of somebody else's, nothing that already has this name may be written through
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             step(f"opened {path.name}")

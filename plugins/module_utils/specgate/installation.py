@@ -123,7 +123,7 @@ def find(options: Options) -> Installation:
     found = _describe(root, python)
     found.interpreter = python
     found.notes[:0] = notes
-    found.given = dict(options.pristine)
+    found.given = {path: digest.lower() for path, digest in options.pristine.items()}
     found.others = _others(root, python)
     if python is not None:
         seen = python.sglang and Path(python.sglang).resolve()

@@ -177,7 +177,7 @@ def apply(options: Options) -> dict[str, Any]:
         bundle = bundles.load(options.bundle)
         report.bundle = describe(bundle, None)
         found, held = find(options)
-        report.installation = found.describe("unfinished")
+        fill(report, found, Survey(found, held))
         need_interpreter(found, options)
         if options.check:
             held.refuse_if_busy()
@@ -195,7 +195,7 @@ def rollback(options: Options) -> dict[str, Any]:
 
     def body(report: Report) -> None:
         found, held = find(options)
-        report.installation = found.describe("unfinished")
+        fill(report, found, Survey(found, held))
         if options.check:
             held.refuse_if_busy()
             restoring.rollback(report, options, found, held)
