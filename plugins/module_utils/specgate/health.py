@@ -80,7 +80,7 @@ def wait(client: Client, watched: Watched, deadline: float, say: _Say, every: fl
     told, told_at = "", began
     while True:
         if attempt and attempt.finished:
-            if attempt.proof and _status(client) == 200:
+            if attempt.proof and _status(client, 25.0) == 200:
                 return _gate("passed", f"serves after {_since(began)}: {attempt.proof}", began)
             attempt = None
         elif attempt is None:
@@ -244,15 +244,15 @@ def _progress(client: Client, watched: Watched) -> tuple[object, ...]:
     return (counted and sorted(counted.items()), batches)
 
 
-def _status(client: Client) -> int | None:
+def _status(client: Client, timeout: float) -> int | None:
     try:
-        return client.status("/health", 25.0)
+        return client.status("/health", timeout)
     except NoAnswer:
         return None
 
 
 def _health_says(client: Client) -> str:
-    status = _status(client)
+    status = _status(client, 5.0)
     return "nothing" if status is None else str(status)
 
 
