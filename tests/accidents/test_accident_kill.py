@@ -18,30 +18,38 @@ from specgate import operations
 
 from tests.unit.engine import mini
 
-DRIVER = Path(__file__).with_name("driver.py")
 PATHS = (mini.SERVER_ARGS, mini.WORKER, mini.CREATED)
 
 
-def drive(host, operation: str, step: int | str | None = None, **changes) -> subprocess.CompletedProcess:
-    """Run one operation in a process of its own, to be killed at ``step``."""
-    options = {
-        "python": str(host.python),
-        "store": str(host.store),
-        "actor": "victim",
-        "no_import": True,
-        **changes,
-    }
-    file = host.store.parent / "options.json"
-    file.write_text(json.dumps(options))
-    env = {**os.environ, "PYTHONPATH": str(mini.ENGINE)}
-    command = [sys.executable, str(DRIVER), operation, str(file)] + ([] if step is None else [str(step)])
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+def drive(host, operation: str, step: int | str | None = None, **changes) -> list[str] | None:
+    """Run one operation in a process of its own; return its steps, or None when it was killed at ``step``."""
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        seen: list[str] = []
 
+        def on_step(name: str) -> None:
+            seen.append(name)
+            if step in (name, len(seen) - 1):
+                os.kill(os.getpid(), signal.SIGKILL)
 
-def steps_of(host, operation: str, **changes) -> list[str]:
-    done = drive(host, operation, **changes)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["steps"]
+        try:
+            document = getattr(operations, operation)(
+                host.options(actor="victim", on_step=on_step, **changes)
+            )
+            os.write(tell, json.dumps([document["outcome"], seen]).encode())
+        finally:
+            os._exit(0)
+    os.close(tell)
+    with os.fdopen(told, "rb") as stream:
+        said = stream.read()
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return None
+    outcome, steps = json.loads(said)
+    assert outcome == "passed" and step is None
+    return steps
 
 
 def save(host, name: str):
@@ -73,18 +81,17 @@ def nothing_left(host) -> None:
 @pytest.fixture(autouse=True)
 def quick(host):
     """Leave the import gate out: it changes nothing, so no step lies in it."""
-    host.defaults["no_import"] = True
+    host.defaults.update(no_import=True, root=str(host.root), python=None)
 
 
 def scenario(host, operation: str, **changes):
     """Yield (number, name) of each step, with the host as it is after the engine was killed there."""
     copy = save(host, "before")
-    steps = steps_of(host, operation, **changes)
+    steps = drive(host, operation, **changes)
     assert len(steps) > 15
     for number, name in enumerate(steps):
         load(host, copy)
-        done = drive(host, operation, number, **changes)
-        assert done.returncode == -signal.SIGKILL, (name, done.stderr)
+        assert drive(host, operation, number, **changes) is None, name
         yield number, name
 
 
@@ -148,18 +155,18 @@ def test_newer_bundle_killed_anywhere_leaves_old_or_new(host):
 def test_recovery_killed_anywhere(host):
     """A run that settles an unfinished transaction is killed as well, at each of its own steps."""
     pristine = host.tree()
-    steps = steps_of(host, "apply", bundle=mini.bundle())
+    steps = drive(host, "apply", bundle=mini.bundle())
     middle = max(number for number, name in enumerate(steps) if name.startswith("renamed"))
     host.rollback()
     shutil.rmtree(host.store)
-    assert drive(host, "apply", middle, bundle=mini.bundle()).returncode == -signal.SIGKILL
+    assert drive(host, "apply", middle, bundle=mini.bundle()) is None
     assert host.tree() != pristine
     copy = save(host, "crashed")
-    recovery = steps_of(host, "rollback")
+    recovery = drive(host, "rollback")
     assert recovery
     for number, name in enumerate(recovery):
         load(host, copy)
-        assert drive(host, "rollback", number).returncode == -signal.SIGKILL
+        assert drive(host, "rollback", number) is None
         assert host.rollback()["outcome"] == "passed", name
         assert host.tree() == pristine, name
         nothing_left(host)

@@ -115,7 +115,7 @@ def find(options: Options) -> Installation:
     notes: list[str] = []
     if options.root is not None:
         root = _given_root(options.root)
-        if python is None:
+        if python is None and not options.no_import:
             python = _venv_interpreter(root, options)
     else:
         assert python is not None
