@@ -71,7 +71,7 @@ def load(source: str | Mapping[str, Any]) -> Bundle:
     """Read a bundle from a path, from standard input (``-``) or from its JSON object. Raises Refused."""
     if isinstance(source, Mapping):
         return parse(dict(source), "the bundle")
-    name = "standard input" if source == "-" else source
+    name = "standard input" if source == "-" else source[:100]
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:
