@@ -54,6 +54,10 @@ class Reached:
     def read(self, path: str) -> str:
         return self.sudo(f"cat {shlex.quote(path)}").stdout
 
+    def read_bytes(self, path: str) -> bytes:
+        command = f"sudo -n cat {shlex.quote(path)}"
+        return subprocess.run(self.host.ssh(command), capture_output=True, check=True, timeout=120).stdout
+
     def sha256(self, path: str) -> str:
         """What GNU sha256sum says of a file."""
         return self.sudo(f"sha256sum {shlex.quote(path)}").stdout.split()[0]
@@ -78,7 +82,8 @@ class Reached:
 def fleet() -> Iterator[Fleet]:
     """The slot's fleet, empty at first; whatever stands in it at the end is removed."""
     fleet = Fleet.here()
-    cli.take_down(fleet, [], everything=True)
+    fleet.check_machine()
+    cli.take_down(fleet, [], everything=True)  # of a session that was killed
     yield fleet
     cli.take_down(fleet, [], everything=True)
     assert fleet.leftovers() == []
