@@ -262,11 +262,12 @@ class CallbackModule(Default):
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Show what failed, then one table of the fleet."""
         self._show_preflight()
-        if not self._hosts or self._display.verbosity:
+        ours = self._hosts or self._unready
+        if not ours or self._display.verbosity:
             super().v2_playbook_on_stats(stats)
-        names = sorted(set(self._hosts) | (set(stats.processed) - {"localhost"}))
-        if not self._hosts or not names:
+        if not ours:
             return
+        names = sorted(set(self._hosts) | (set(stats.processed) - {"localhost"}))
         self._display.banner("RESULT")
         for name, problem in sorted(self._problems.items()):
             self._display.display(wrapped(f"{short(name)}: {problem}"), color=C.COLOR_ERROR)

@@ -8,16 +8,18 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import yaml
 
 from tests.conftest import HostMaker, Reached
+from tests.hosts import cli
 from tests.unit.engine import mini
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,30 +88,29 @@ class Ran:
         return int(re.findall(r"hosts?: changed=(\d+) failed=\d+", self.out)[-1])
 
 
-def start(
-    playbook: str, inventory: Path, *more: str, cwd: Path = ROOT, **extra: Any
-) -> subprocess.Popen[str]:
-    """Start a playbook; ``extra`` are variables for its command line."""
+def start(playbook: str, inventory: Path, output: IO[str], *more: str, **extra: Any) -> subprocess.Popen[str]:
+    """Start a playbook, its output into a file; ``extra`` are variables for its command line."""
     command = [str(PLAYBOOK), str(ROOT / "playbooks" / playbook), "-i", str(inventory), *more]
     if extra:
         command += ["-e", json.dumps(extra)]
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "COLUMNS": "80"}
     return subprocess.Popen(
-        command, cwd=cwd, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "LC_ALL": "C.UTF-8", "COLUMNS": "80"},
-    )  # fmt: skip
+        command, cwd=ROOT, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+    )
 
 
 def play(playbook: str, inventory: Path, *more: str, timeout: float = 300, **extra: Any) -> Ran:
     """Run a playbook to its end."""
-    process = start(playbook, inventory, *more, **extra)
-    try:
-        out, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    print(out)
-    return Ran(process.returncode, out)
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = start(playbook, inventory, output, *more, **extra)
+        try:
+            process.wait(timeout)
+        finally:
+            process.kill()
+            output.seek(0)
+            said = output.read()
+            print(said)
+    return Ran(process.returncode, said)
 
 
 @pytest.fixture(scope="session")
@@ -120,12 +121,26 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.fixture
-def pair(make_hosts: HostMaker, wheel: bytes) -> list[Reached]:
-    """Two fresh hosts with the small SGLang in /opt/sglang."""
-    hosts = make_hosts(*(f"ans{next(_number)}" for _ in range(2)), sglang="none")
-    for host in hosts:
-        install(host, wheel)
-    return hosts
+def small_hosts(make_hosts: HostMaker, wheel: bytes) -> Iterator[Callable[[int], list[Reached]]]:
+    """A function that brings up fresh hosts with the small SGLang in /opt/sglang. They go when the test is done."""
+    made: list[Reached] = []
+
+    def make(number: int) -> list[Reached]:
+        hosts = make_hosts(*(f"ans{next(_number)}" for _ in range(number)), sglang="none")
+        made.extend(hosts)
+        for host in hosts:
+            install(host, wheel)
+        return hosts
+
+    yield make
+    if made:
+        cli.take_down(made[0].host.fleet, [host.name for host in made])
+
+
+@pytest.fixture
+def pair(small_hosts: Callable[[int], list[Reached]]) -> list[Reached]:
+    """Two fresh hosts with the small SGLang."""
+    return small_hosts(2)
 
 
 def install(host: Reached, wheel: bytes, folder: str = "/opt/sglang") -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.ansible.conftest import SITE, Fleet, install, play, record_holds, tree
+from tests.ansible.conftest import SITE, Fleet, install, play, record_holds, start, tree
 from tests.conftest import Reached
 
 pytestmark = pytest.mark.hosts
@@ -47,6 +48,24 @@ def test_a_host_that_is_down(pair: list[Reached], fleet_of: Fleets) -> None:
     resumed = play("deploy.yml", inventory, "--limit", pair[1].name)
     assert resumed.code == 0
     assert patched(pair[1])
+
+
+def test_a_host_that_is_lost_on_the_way_stops_the_rollout(
+    small_hosts: Callable[[int], list[Reached]], fleet_of: Fleets, tmp_path: Path
+) -> None:
+    hosts = small_hosts(4)
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        process = start("deploy.yml", fleet_of(hosts).write(), output, specgate_batches=[1, 2, 1])
+        while f"\n{hosts[0].name}: at work" not in log.read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        hosts[1].cut()
+        assert process.wait(200) != 0
+    hosts[1].heal()
+    assert f"{hosts[1].name}: UNREACHABLE" in log.read_text()
+    # the canary, and the lost host's neighbour in its batch; no batch after it
+    assert [patched(host) for host in hosts] == [True, False, True, False]
 
 
 def test_unfit_hosts_are_left_out(pair: list[Reached], fleet_of: Fleets) -> None:
