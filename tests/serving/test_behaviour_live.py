@@ -62,14 +62,12 @@ def test_a_good_build_passes(served: Served) -> None:
 
 
 def test_the_key_is_asked_for_and_never_shown(served: Served) -> None:
-    assert served.curl("/server_info", "-o /dev/null -w '%{http_code}'") == "401"
-    assert (
-        served.curl("/server_info", f"-o /dev/null -w '%{{http_code}}' -H 'Authorization: Bearer {KEY}'")
-        == "200"
-    )
+    status = "-o /dev/null -w '%{http_code}'"
+    assert served.curl("/server_info", status) == "401"
+    assert served.curl("/server_info", f"{status} -H 'Authorization: Bearer {KEY}'") == "200"
     shown = served.host.sudo(
-        f"journalctl --no-pager; systemctl show {UNIT}; systemctl cat {UNIT}; cat /proc/*/cmdline; cat /proc/*/environ; "
-        "find /var/lib/specgate -type f -exec cat {} +",
+        f"journalctl --no-pager; systemctl show {UNIT}; systemctl cat {UNIT}; cat /proc/*/cmdline; "
+        "cat /proc/*/environ; find /var/lib/specgate -type f -exec cat {} +",
         check=False,
     ).stdout
     assert UNIT in shown and KEY not in shown
