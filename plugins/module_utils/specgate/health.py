@@ -73,7 +73,8 @@ class Watched:
 def wait(client: Client, watched: Watched, deadline: float, say: _Say, every: float = 10.0) -> Gate:
     """Wait until the server serves: a real generation, then ``/health``. Ends early when the server dies.
 
-    ``deadline`` is in seconds; ``say`` gets what the server is doing, every ``every`` seconds at most.
+    ``deadline`` is in seconds; ``say`` gets what the server is doing: after ``every``
+    seconds when that has changed, and after six times as long when it has not.
     """
     began = time.monotonic()
     attempt: _Attempt | None = None
@@ -92,7 +93,7 @@ def wait(client: Client, watched: Watched, deadline: float, say: _Say, every: fl
             return _gate("failed", "nothing", began, watched.cause(), reason)
         doing = journalctl.activity(watched.lines()) or ""
         now = time.monotonic()
-        if now - told_at >= every and doing != told:
+        if now - told_at >= (every if doing != told else 6 * every):
             say(f"{_since(began)}: {doing[:160]}")
             told, told_at = doing, now
         if now - began >= deadline:
