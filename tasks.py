@@ -18,8 +18,8 @@ from typing import Any
 import fabric
 from invoke import Collection, Exit, task
 
+from controller import capability, remote, report, units
 from controller import matrix as proofs
-from controller import remote, report, units
 from controller.connect import HostError
 from controller.fleet import INVENTORY, ROOT, FleetError, Host, inventory_path, load, tool
 from controller.remote import Document, Session
@@ -58,8 +58,15 @@ def operation(**helps: str) -> Callable[[Callable[..., None]], Any]:
 def preflight(c, hosts=None, limit=None, inventory=INVENTORY, patch=None, json=False):
     """Look at every host: which SGLang, which state, does it fit."""
     fleet = load(inventory, hosts, limit)
-    documents = by_engine("preflight", fleet, lambda host: ["inspect", *where(host)], bundle_for(patch))
-    finish("preflight", documents, [SGLANG, STATE, ("fits", report.variant), OUTCOME, TIME], json)
+    stores = {host.name: str(host.get("specgate_store")) for host in fleet}
+
+    def look(here: Session, document: Document) -> None:
+        document["free_mib"] = capability.free_mib(here, stores[here.host.name])
+        document["gpus"] = capability.gpus(here)
+
+    documents = by_engine("preflight", fleet, lambda host: ["inspect", *where(host)], bundle_for(patch), look)
+    columns = [SGLANG, STATE, ("fits", report.variant), ("free", report.free), ("GPUs", report.gpus)]
+    finish("preflight", documents, columns, json)
 
 
 @operation(**CHOICE, **PATCH, **DRY_RUN, **JSON)
@@ -113,7 +120,7 @@ def patch(
     documents = by_engine("patch", fleet, command, bundle_for(patch), outdated)
     if not json:
         report.diffs(documents)
-    columns = [SGLANG, STATE, *GATES, ("would change" if dry_run else "changed", report.changed), OUTCOME]
+    columns = [SGLANG, *GATES, ("changes", report.changed), OUTCOME]
     finish("patch", documents, columns, json)
 
 
@@ -122,7 +129,7 @@ def verify(c, hosts=None, limit=None, inventory=INVENTORY, json=False):
     """Run the static gates on the live files and show what they saw."""
     fleet = load(inventory, hosts, limit)
     documents = by_engine("verify", fleet, lambda host: ["verify", *where(host), *gates(host)])
-    finish("verify", documents, [SGLANG, STATE, *GATES, OUTCOME, TIME], json, evidence=True)
+    finish("verify", documents, [SGLANG, *GATES, OUTCOME, TIME], json, evidence=True)
 
 
 @operation(**CHOICE, **DRY_RUN, **{"extra-vars": "passed on to ansible-playbook: name=value or @file"})
@@ -194,7 +201,7 @@ def status(c, hosts=None, limit=None, inventory=INVENTORY, json=False):
         document["outdated"] = units.outdated(here, found, document)
         return {here.host.name: report.judged(document)}
 
-    columns = [SGLANG, STATE, ("patch", report.variant), ("since", report.since), ("servers", report.servers)]
+    columns = [SGLANG, STATE, ("patch", report.version), ("since", report.since), ("servers", report.servers)]
     finish("status", on_each("status", fleet, work), columns, json)
 
 
@@ -241,8 +248,7 @@ def rollback(c, hosts=None, limit=None, inventory=INVENTORY, dry_run=False, json
     documents = on_each("rollback", fleet, work)
     if not json and dry_run:
         report.diffs(documents)
-    changed, restarted = ("would change", "would restart") if dry_run else ("changed", "restarted")
-    columns = [SGLANG, STATE, (changed, report.changed), (restarted, report.restarted), OUTCOME, TIME]
+    columns = [SGLANG, STATE, ("changes", report.changed), ("restarts", report.restarted), OUTCOME]
     finish("rollback", documents, columns, json)
 
 
@@ -294,7 +300,8 @@ def on_each(
     def failed(host: Host, error: HostError) -> dict[str, Document]:
         return {host.name: report.no_answer(name, host, error)}
 
-    found = remote.each(fleet, connected, failed, report.ended)
+    with report.at_work(name, fleet) as ended:
+        found = remote.each(fleet, connected, failed, ended)
     return {name: document for documents in found.values() for name, document in documents.items()}
 
 

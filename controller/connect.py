@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import fabric
@@ -40,7 +41,7 @@ def connect(host: Host) -> fabric.Connection:
         said["hostname"],
         user=said["user"],
         port=int(said["port"]),
-        gateway=_gateway(said),
+        gateway=_gateway(said, host.ssh_options),
         config=fabric.Config(overrides={"load_ssh_configs": False}),  # ssh -G has read them
         connect_timeout=CONNECT_TIMEOUT,
         connect_kwargs={
@@ -124,8 +125,11 @@ def _path(name: str) -> Path:
     return ROOT / Path(name).expanduser()
 
 
-def _gateway(said: dict[str, str]) -> str | None:
-    """Return the command that reaches a host behind another; ssh checks that one's key itself."""
+def _gateway(said: dict[str, str], options: Sequence[str]) -> str | None:
+    """Return the command that reaches a host behind another; ssh checks that one's key itself.
+
+    As with ssh's own ProxyJump, of the options only the configuration file holds for the jump host too.
+    """
     command = said.get("proxycommand")
     if jump := said.get("proxyjump"):
         before, _, last = jump.rpartition(",")
@@ -133,7 +137,8 @@ def _gateway(said: dict[str, str]) -> str | None:
         via = f"-J {shlex.quote(before)} " if before else ""
         target = shlex.quote(f"[{said['hostname']}]:{said['port']}")
         last = last if last.startswith("ssh://") else f"ssh://{last}"
-        command = f"ssh -o BatchMode=yes {alive} {via}-W {target} -- {shlex.quote(last)}"
+        config = f"-F {shlex.quote(options[options.index('-F') + 1])} " if "-F" in options[:-1] else ""
+        command = f"ssh {config}-o BatchMode=yes {alive} {via}-W {target} -- {shlex.quote(last)}"
     return None if command in (None, "none") else command
 
 

@@ -5,8 +5,9 @@ Also what programs see: with ``--json``, one object on standard output and nothi
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -76,12 +77,29 @@ def judged(document: Document) -> Document:
     return document
 
 
-def ended(host: Host, documents: Mapping[str, Document], left: int) -> None:
-    """Print that a host has ended."""
-    more = f"  ({left} more at work)" if left else ""
-    for name, document in documents.items():
-        line = Text.assemble(f"{name:<14} ", _outcome(document["outcome"]), f"  {_seconds(document)}{more}")
-        progress.print(line, soft_wrap=True)
+@contextlib.contextmanager
+def at_work(
+    operation: str, hosts: Sequence[Host]
+) -> Iterator[Callable[[Host, Mapping[str, Document], int], None]]:
+    """Show on a terminal which hosts are at work; yields what prints that one has ended."""
+    waiting = [host.name for host in hosts]
+
+    def shown() -> Text:
+        names = ", ".join(waiting)
+        return Text(f"{operation}: waiting for {names if len(names) < 50 else f'{len(waiting)} hosts'}")
+
+    with progress.status(shown()) as status:
+
+        def ended(host: Host, documents: Mapping[str, Document], left: int) -> None:
+            waiting.remove(host.name)
+            status.update(shown())
+            more = f"  ({left} more at work)" if left else ""
+            for name, document in documents.items():
+                outcome = _outcome(document["outcome"])
+                line = Text.assemble(f"{name:<14} ", outcome, f"  {_seconds(document)}{more}")
+                progress.print(line, soft_wrap=True)
+
+        yield ended
 
 
 def evidence(documents: Mapping[str, Document], all_hosts: bool = False) -> None:
@@ -125,7 +143,7 @@ def diffs(documents: Mapping[str, Document]) -> None:
 def fleet(documents: Mapping[str, Document], columns: Sequence[Column]) -> None:
     """Print the table: a row for each host."""
     table = _table()
-    table.add_column("host", overflow="fold")
+    table.add_column("host", no_wrap=True)
     for heading, _ in columns:
         table.add_column(heading, overflow="fold", no_wrap=heading != "said")
     for name, document in documents.items():
@@ -138,13 +156,13 @@ def history(documents: Mapping[str, Document]) -> None:
     """Print the hosts' audit logs as one, oldest first."""
     table = _table()
     for heading in ("when", "host", "what", "", "who", "bundle"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading != "who")
     entries = [
         (entry, name) for name, document in documents.items() for entry in document.get("history") or []
     ]
     for entry, name in sorted(entries, key=lambda each: str(each[0].get("started"))):
         bundle = entry.get("bundle") or {}
-        cells = (entry.get("started"), name, entry.get("operation"), entry.get("actor"))
+        cells = (_when(str(entry.get("started"))), name, entry.get("operation"), entry.get("actor"))
         when, host, what, who = (Text(str(cell)) for cell in cells)
         digest = Text(str(bundle.get("sha256") or "-")[:8])
         table.add_row(when, host, what, _outcome(str(entry.get("outcome"))), who, digest)
@@ -193,15 +211,37 @@ def sglang(document: Document) -> str:
 
 
 def state(document: Document) -> Text:
-    """Column: pristine, patched, drifted or unfinished."""
-    value = str((document["installation"] or {}).get("state") or "-")
+    """Column: pristine, patched, drifted or unfinished; why nobody knows."""
+    if document["installation"] is None:
+        return _outcome(document["outcome"])
+    value = str(document["installation"].get("state") or "-")
     return Text(value, "red" if value in ("drifted", "unfinished") else "")
 
 
-def variant(document: Document) -> str:
-    """Column: the bundle's version and the variant that fits."""
-    bundle = document["bundle"] or {}
-    return " ".join(str(bundle[key]) for key in ("version", "variant") if bundle.get(key)) or "-"
+def variant(document: Document) -> Text | str:
+    """Column: the variant that fits, or how the search for one ended."""
+    found = (document["bundle"] or {}).get("variant")
+    return str(found) if found and document["exit_code"] == 0 else _outcome(document["outcome"])
+
+
+def version(document: Document) -> str:
+    """Column: the patch's version."""
+    return str((document["bundle"] or {}).get("version") or "-")
+
+
+def free(document: Document) -> str:
+    """Column: what is free where the store is."""
+    mib = document.get("free_mib")
+    return "-" if mib is None else f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
+
+
+def gpus(document: Document) -> str:
+    """Column: GPUs by kind, and the least free memory of each kind."""
+    kinds: dict[str, list[int]] = {}
+    for name, mib in document.get("gpus") or []:
+        kinds.setdefault(name.removeprefix("NVIDIA "), []).append(mib)
+    rows = (f"{len(mibs)} {name}, {min(mibs) // 1024} GiB" for name, mibs in kinds.items())
+    return "\n".join(rows) or "-"
 
 
 def changed(document: Document) -> str:
@@ -211,7 +251,7 @@ def changed(document: Document) -> str:
 
 def since(document: Document) -> str:
     """Column: since when the patch is in place, UTC."""
-    return str((document["bundle"] or {}).get("since") or "-")[:16].replace("T", " ")
+    return _when(str((document["bundle"] or {}).get("since") or "-"))
 
 
 def servers(document: Document) -> Text:
@@ -253,6 +293,11 @@ def _table() -> Table:
 def _outcome(value: str, short: bool = False) -> Text:
     word = {"passed": "ok", "failed": "FAILED", "skipped": "skip"}.get(value, value) if short else value
     return Text(word, STYLES.get(value, "red"))
+
+
+def _when(timestamp: str) -> str:
+    """Return ``2026-12-01T12:45:46Z`` as people read it in a narrow column; which year it is they know."""
+    return timestamp[5:19].replace("T", " ") or timestamp
 
 
 def _seconds(document: Document) -> str:

@@ -206,6 +206,31 @@ def test_changed_host_key_is_refused(pair: list[Reached], inventory: Inventory, 
     assert "host key has CHANGED" in ran.out and "ssh-keygen -R" in ran.out
 
 
+def test_a_host_behind_another(pair: list[Reached], inventory: Inventory, tmp_path: Path) -> None:
+    fleet = pair[0].host.fleet
+    config = tmp_path / "ssh config"
+    config.write_text(
+        f"Host *\n User deploy\n IdentityFile {fleet.key}\n UserKnownHostsFile {fleet.known_hosts}\n"
+        f"Match originalhost {pair[1].address}\n ProxyJump {pair[0].address}\n"
+    )
+    before = logins(pair[0])
+    there = inventory(pair[1], ansible_ssh_common_args=f"-F '{config}'")
+    assert fab("preflight", "--inventory", there).code == 0
+    assert logins(pair[0]) - before - 1 == 1
+    assert pair[0].address in pair[1].sudo("journalctl -t sshd -o cat | grep ^Accepted").stdout
+
+
+def test_preflight_shows_what_a_host_can_do(pair: list[Reached], inventory: Inventory) -> None:
+    rows = "NVIDIA H200, 143000\\nNVIDIA H200, 81920\\n"  # as nvidia-smi prints them
+    pair[0].put("/usr/local/bin/nvidia-smi", f"#!/bin/sh\nprintf '{rows}'\n".encode(), "755")
+    ran = fab("preflight", "--inventory", inventory(*pair), "--json")
+    pair[0].sudo("rm /usr/local/bin/nvidia-smi")
+    assert ran.hosts["gpu1"]["gpus"] == [["NVIDIA H200", 143000], ["NVIDIA H200", 81920]]
+    assert ran.hosts["gpu2"]["gpus"] == []
+    free = int(pair[1].run("df -m --output=avail /var/lib | tail -1").stdout)
+    assert abs(ran.hosts["gpu2"]["free_mib"] - free) < 200
+
+
 def slow(seconds: int, *hosts: Reached) -> str:
     """Give hosts an interpreter that takes its time and notes when it ran; return its path."""
     script = f"""#!/bin/sh
