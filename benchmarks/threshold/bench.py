@@ -1,8 +1,8 @@
 """What the threshold costs and what it saves, on one GPU.
 
-Starts up to four SGLang servers side by side, then loads them one at a time, in turn, so that all see the same GPU in the same
-minutes: no speculation, static EAGLE3, EAGLE3 with the batch threshold, and SGLang's own zero-step off-switch where it exists.
-Writes one JSON document with every single measurement.
+Starts up to four SGLang servers side by side, then loads them one at a time, in turn, so that all see the same GPU in
+the same minutes: no speculation, static EAGLE3, EAGLE3 with the batch threshold, and SGLang's own zero-step off-switch
+where it exists. Writes one JSON document with every single measurement.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from shutil import which
 from typing import Any
 
 from benchmarks.threshold import models
-from benchmarks.threshold.load import measure
+from benchmarks.threshold.load import generate, measure, prompts
 from benchmarks.threshold.servers import Server, request, start_all
 
 NAMES = ("none", "eagle3", "threshold", "zero-step")
@@ -85,7 +86,16 @@ def options() -> argparse.Namespace:
         metavar="REPEATS",
         help="from then on only what is compared: static EAGLE3 up to N, no speculation above, and the threshold",
     )
-    parser.add_argument("--keep-going", action="store_true", help="measure the others when a server did not start")
+    parser.add_argument(
+        "--keep-going", action="store_true", help="measure the others when a server did not start"
+    )
+    parser.add_argument(
+        "--cross",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="first keep crossing the threshold both ways for so long, under load; a hang fails",
+    )
     parser.add_argument("--confirm", action="store_true", help="measure only after a line on standard input")
     return parser.parse_args()
 
@@ -205,6 +215,43 @@ def rounds(chosen: argparse.Namespace, servers: list[Server]) -> list[dict[str, 
     return rows
 
 
+def cross(server: Server, chosen: argparse.Namespace) -> dict[str, int]:
+    """Load that swells above the threshold and ebbs below it again and again; return how far the counters moved.
+
+    A request that is not answered within two minutes raises: ranks that disagree on a step would hang there.
+    """
+    before = server.threshold_state() or {}
+    deadline = time.monotonic() + chosen.cross
+    failures: list[BaseException] = []
+
+    def client(number: int) -> None:
+        turn = 0
+        while time.monotonic() < deadline and not failures:
+            tokens = 40 + 37 * (number + turn) % 160
+            try:
+                generate(server.port, prompts(1, 64, 30000, number * 1000 + turn)[0], tokens, timeout=120)
+            except BaseException as error:
+                failures.append(error)
+            turn += 1
+            # most clients pause together, so that the batch falls below the threshold and rises again
+            if number > chosen.threshold // 2:
+                time.sleep(1.5)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(3 * chosen.threshold)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    after = server.threshold_state() or {}
+    return {
+        key: after[key] - before[key]
+        for key in ("plain_steps", "speculative_steps", "switches")
+        if key in after
+    }
+
+
 def medians(rows: list[dict[str, Any]], key: str = "throughput") -> dict[str, dict[int, float]]:
     """Median of `key` over the repeats, by server and concurrency."""
     groups: dict[str, dict[int, list[float]]] = {}
@@ -240,7 +287,8 @@ def machine(chosen: argparse.Namespace) -> dict[str, str]:
         "    for n in names:\n"
         "        try: return m.version(n)\n"
         "        except m.PackageNotFoundError: pass\n"
-        "print(json.dumps({'sglang': v('sglang'), 'kernel': v('sglang-kernel', 'sgl-kernel'), 'torch': torch.__version__,"
+        "print(json.dumps({'sglang': v('sglang'), 'kernel': v('sglang-kernel', 'sgl-kernel'),"
+        " 'torch': torch.__version__,"
         " 'transformers': v('transformers'), 'flashinfer': v('flashinfer-python'), 'triton': v('triton'),"
         " 'gpu': torch.cuda.get_device_name(0)}))"
     )
@@ -271,7 +319,7 @@ def main() -> int:
         document: dict[str, Any] = {
             "benchmark": "threshold",
             "machine": found,
-            "command": sys.argv,
+            "command": shlex.join(["python3", "-m", "benchmarks.threshold.bench", *sys.argv[1:]]),
             "attention_backend": chosen.attention_backend,
             "threshold": chosen.threshold,
             "accept_length": chosen.accept_length,
@@ -294,6 +342,10 @@ def main() -> int:
             print("servers are warm:", *(f"{s.name} {s.healthy_after} s" for s in alive), flush=True)
             if chosen.confirm:
                 sys.stdin.readline()
+            for server in alive:
+                if chosen.cross and server.name == "threshold":
+                    document["crossed"] = cross(server, chosen)
+                    print("crossed:", document["crossed"], flush=True)
             document["measurements"] = rounds(chosen, alive)
             document["servers"] = [server.describe() for server in servers]
             document["medians"] = medians(document["measurements"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -125,7 +126,7 @@ class Server:
         raise ServerError(f"{self.name} has no information endpoint")
 
     def threshold_state(self) -> dict[str, Any] | None:
-        """The patch's counters (`threshold`, `plain_steps`, `speculative_steps`, `switches`), `None` without the patch."""
+        """The patch's counters (`threshold`, `plain_steps`, `switches` …); `None` when no threshold is in force."""
         for state in self.information().get("internal_states") or []:
             if state.get("batch_threshold"):
                 return state["batch_threshold"]
@@ -144,10 +145,8 @@ class Server:
                 self.process.wait(timeout=8)
             except subprocess.TimeoutExpired:
                 continue
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process = None
 
 

@@ -1,4 +1,4 @@
-"""Where the GPU's time goes in a profiled step: `trace_steps.py TRACE.json.gz …` prints the largest kernels of each trace."""
+"""Where the GPU's time goes in profiled steps: prints the largest kernels of each `TRACE.json.gz`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def summary(trace: Path, largest: int = 14) -> str:
         busy += max(0.0, end - max(reached, event["ts"]))
         reached = max(reached, end)
     span = reached - kernels[0]["ts"]
-    time = Counter()
-    count = Counter()
+    time: Counter[str] = Counter()
+    count: Counter[str] = Counter()
     for event in kernels:
         time[event["name"]] += event["dur"]
         count[event["name"]] += 1

@@ -9,6 +9,7 @@ from pathlib import Path
 THRESHOLD = 8
 PYTHON = os.environ.get("SPECGATE_GPU_PYTHON", sys.executable)
 PYTHONPATH = os.environ.get("SPECGATE_GPU_PYTHONPATH", "")
+TENSOR_PARALLEL = os.environ.get("SPECGATE_GPU_TP", "1")
 BACKEND = os.environ.get("SPECGATE_GPU_BACKEND", "triton")
 
 SPECULATION = [
@@ -24,24 +25,24 @@ SERVERS: dict[str, tuple[str, list[str]]] = {
     "zero": ("noisy", [*SPECULATION, "--speculative-disable-batch-threshold", "0"]),
     "clean": ("clean", [*SPECULATION, *LIMIT]),
     "paged": ("noisy", [*SPECULATION, *LIMIT, "--page-size", "16", "--chunked-prefill-size", "64"]),
-    "cramped": (
-        "noisy",
-        [*SPECULATION, *LIMIT, "--max-total-tokens", "3000", "--schedule-conservativeness", "0.1"],
-    ),
+    "retracting": ("noisy", [*SPECULATION, *LIMIT]),
 }
 
+# SGLang's own switch for testing: takes requests back every so many steps, as if the KV pool were full
+ENVIRONMENT = {"retracting": {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "25"}}
 
-def common_arguments(version: str, target: Path, arguments: list[str]) -> list[str]:
-    """What every server of this SGLang `version` gets, beside its own `arguments`."""
+
+def common_arguments(version: str, target: Path) -> list[str]:
+    """What every server of this SGLang `version` gets."""
     common = [
         "--model-path", str(target), "--skip-tokenizer-init", "--attention-backend", BACKEND,
         "--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-radix-cache",
         "--max-running-requests", "24", "--cuda-graph-max-bs", "24",
-        "--context-length", "2048", "--mem-fraction-static", "0.9", "--random-seed", "1",
+        "--context-length", "2048", "--mem-fraction-static", "0.9", "--max-total-tokens", "24576", "--random-seed", "1",
     ]  # fmt: skip
     if release(version) >= (0, 5, 10):  # on by default from there; saves a minute of compilation
         common.append("--disable-piecewise-cuda-graph")
-    return common if "--max-total-tokens" in arguments else [*common, "--max-total-tokens", "24576"]
+    return [*common, "--tp-size", TENSOR_PARALLEL]
 
 
 def environment() -> dict[str, str]:

@@ -1,9 +1,10 @@
 """Write a small Llama and an EAGLE3 draft whose acceptance depends on the draft's KV cache having no holes.
 
-The target's next token is a fixed permutation of the last one, disturbed by its (random) layers as much as `noise` says. The draft
-finds the next token in two ways, depending on the token: by looking up, through attention, what stood `LAG` tokens before (so an
-entry that was not written, or written wrongly, makes it fail `LAG` steps later), or by reading the target's hidden state (so a
-hidden state that was not handed over makes it fail at once, and every later token of a draft is a miss, which exercises rejection).
+The target's next token is a fixed permutation of the last one, disturbed by its (random) layers as much as `noise`
+says. The draft finds the next token in one of two ways, depending on the token: by looking up, through attention,
+what stood `LAG` tokens before (so an entry that was not written, or written wrongly, makes it fail `LAG` steps later),
+or by reading the target's hidden state (so one that was not handed over makes it fail at once; later tokens of a draft
+then are misses, which exercises rejection).
 
 Run with the interpreter that has torch and safetensors: `python lag_model.py FOLDER`.
 """
@@ -118,8 +119,8 @@ def write(folder: Path) -> None:
         tensors["model.norm.weight"] = ones
         save(name, target, tensors)
 
-    # Draft. A position holds the token after it; a query asks for the position whose token stood LAG (first half of the heads) or
-    # LAG + 1 (second half, subtracted: it cancels what the step before left in the residual) tokens before.
+    # Draft. A position holds the token after it; a query asks for the position whose token stood LAG (first half of
+    # the heads) or LAG + 1 tokens before (second half, subtracted: it cancels what the step before left behind).
     turned = orthogonal()
     slow = torch.cat([torch.arange(HEAD // 4, HEAD // 2), torch.arange(3 * HEAD // 4, HEAD)])
     query, key = torch.zeros(HEADS * HEAD, 2 * HIDDEN), torch.zeros(HEADS * HEAD, 2 * HIDDEN)

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from gpu_servers import THRESHOLD, release
-from lag_model import LAG, VOCABULARY, orbit
 
 from benchmarks.threshold.load import generate
 from benchmarks.threshold.servers import Server, request
+from tests.gpu.gpu_servers import THRESHOLD, release
+from tests.gpu.lag_model import LAG, VOCABULARY, orbit
 
 # A difference in log-probability that another batch size can turn around: these logits are near 16, where bf16 values
 # are 0.0625 to 0.125 apart, and both candidates may be rounded either way.
@@ -86,7 +86,7 @@ LENGTHS = [20 + 37 * index % 160 for index in range(20)]
 
 
 def staggered(server: Server) -> tuple[list[list[int]], list[list[int]]]:
-    """Twenty requests that end at different times, twelve more when few are left: crosses the threshold down, up, down."""
+    """Twenty requests that end at different times, twelve more when few are left: down, up and down again."""
     prompts = starts(20) + starts(12, seed=50)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(together, server, prompts[:20], [*LENGTHS[:17], 400, 420, 440])
@@ -173,20 +173,20 @@ def test_pages_of_16_and_chunked_prefill(plain: Server, paged: Server) -> None:
     assert_same(plain, prompts, staggered(plain)[1], got)
 
 
-def test_retraction(plain: Server, cramped: Server) -> None:
-    prompts = starts(20)
-    lengths = [360] * 20
-    got = together(cramped, prompts, lengths)
-    if "etract" not in cramped.log.read_text(errors="replace"):
-        pytest.skip("no request was retracted: this version plans the pool more carefully")
-    assert_same(plain, prompts, together(plain, prompts, lengths), got)
+def test_retraction(plain: Server, retracting: Server) -> None:
+    """Requests that are taken back in a plain step and start again, in a plain or in a speculative one."""
+    prompts, got = staggered(retracting)
+    assert "etract" in retracting.log.read_text(errors="replace"), (
+        "no request was retracted: the test tests nothing"
+    )
+    assert_same(plain, prompts, staggered(plain)[1], got)
 
 
 def test_logprobs(plain: Server, threshold: Server, sglang: str) -> None:
     if release(sglang) < (0, 5, 10):
         pytest.skip("the overlapped EAGLE worker returns no logprobs before 0.5.10")
 
-    def scores(server: Server, count: int) -> list[list[Any]]:
+    def scores(server: Server, count: int) -> list[dict[str, Any]]:
         with ThreadPoolExecutor(count) as pool:
             answers = pool.map(
                 lambda p: generate(server.port, p, 24, return_logprob=True, top_logprobs_num=2), starts(count)
@@ -216,7 +216,7 @@ def test_abort(plain: Server, threshold: Server) -> None:
     assert_same(plain, prompts, together(plain, prompts, [40] * 16), together(threshold, prompts, [40] * 16))
 
 
-@pytest.mark.parametrize("name", ["threshold", "clean", "paged", "cramped"])
+@pytest.mark.parametrize("name", ["threshold", "clean", "paged", "retracting"])
 def test_nothing_leaks(servers: dict[str, Server], name: str) -> None:
     """SGLang checks its pools when it is idle and dies when a slot is missing; flushing succeeds only without load."""
     if name not in servers:
