@@ -341,10 +341,6 @@ class CallbackModule(Default):
 
 
 def _one_line(text: Any) -> str:
-    """Return SSH's own words, without the key warning's frame and the repeated prefix."""
-    lines = [
-        line.strip()
-        for line in str(text or "unreachable").rpartition("can be reached over ssh: ")[2].splitlines()
-    ]
-    said = [line for line in lines if line and not set(line) <= {"@", " "}]
-    return " ".join(said) if len(said) <= 2 else " ".join((said[0], said[-1]))
+    """Return what SSH said last, without Ansible's preface and the frame that SSH draws around a warning."""
+    said = str(text or "unreachable").rpartition("can be reached over ssh: ")[2].splitlines()
+    return " ".join(line.strip() for line in said[-2:])

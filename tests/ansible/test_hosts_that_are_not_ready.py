@@ -150,5 +150,5 @@ def test_host_keys(pair: list[Reached], fleet_of: Fleets, tmp_path: Path, case: 
         fleet_of(pair).write(ansible_ssh_common_args=f"-F /dev/null -o UserKnownHostsFile={known}"),
     )
     assert ran.code == 2
-    refused(ran.out, pair[0], "Host key verification failed")
+    refused(ran.out, pair[0], "Host key verification failed", "known_hosts")
     assert [tree(host) for host in pair] == before
