@@ -73,7 +73,7 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling,
     target_predict,
 ):
-    """Walk each request's tree while a child holds the target's token; the target's next one is the bonus. Called by keyword."""
+    """Walk each request's tree while a child holds the target's token; its next one is the bonus. Called by keyword."""
     predicted, target = predicts.view(-1), target_predict.reshape(-1)
     for row in range(candidates.shape[0]):
         last = int(retrive_index[row, 0])
