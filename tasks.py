@@ -129,7 +129,7 @@ def verify(c, hosts=None, limit=None, inventory=INVENTORY, json=False):
     """Run the static gates on the live files and show what they saw."""
     fleet = load(inventory, hosts, limit)
     documents = by_engine("verify", fleet, lambda host: ["verify", *where(host), *gates(host)])
-    finish("verify", documents, [SGLANG, *GATES, OUTCOME, TIME], json, evidence=True)
+    finish("verify", documents, [SGLANG, *GATES, OUTCOME], json, evidence=True)
 
 
 @operation(**CHOICE, **DRY_RUN, **{"extra-vars": "passed on to ansible-playbook: name=value or @file"})
@@ -185,7 +185,7 @@ def health(c, hosts=None, limit=None, inventory=INVENTORY, gates="health", json=
         return {f"{host} {name}": remote.engine(here, words) for name, words in requests[host].items()}
 
     documents = on_each("health", fleet, work)
-    finish("health", documents, [*map(report.gate, names), OUTCOME, TIME], json)
+    finish("health", documents, [*map(report.gate, names), OUTCOME], json)
 
 
 @operation(**CHOICE, **JSON)
@@ -261,7 +261,6 @@ def matrix(c, patch="speculative-disable-batch-threshold"):
 SGLANG: report.Column = ("SGLang", report.sglang)
 STATE: report.Column = ("state", report.state)
 OUTCOME: report.Column = ("", report.outcome)
-TIME: report.Column = ("time", report.seconds)
 GATES = [report.gate(name) for name in ("source", "compile", "import", "flag")]
 
 

@@ -271,11 +271,6 @@ def restarted(document: Document) -> str:
     return "\n".join(map(short, found)) or "-"
 
 
-def seconds(document: Document) -> str:
-    """Column: how long the engine took."""
-    return _seconds(document)
-
-
 def gate(name: str) -> Column:
     """Return the column of one gate."""
 
