@@ -116,6 +116,7 @@ class CallbackModule(Default):
         self._diffs: dict[str, str] = {}
         self._unnamed: Any = None
         self._unready: dict[str, str] = {}
+        self._whole_names = False
 
     # while it runs
 
@@ -123,6 +124,11 @@ class CallbackModule(Default):
         """Show what preflight found; the play's name follows when it has something to show."""
         self._show_preflight()
         self._play = self._unnamed = play
+        names = [host.name for host in play.get_variable_manager()._inventory.get_hosts()]
+        self._whole_names = len({short(name) for name in names}) < len(names)
+
+    def _short(self, name: str) -> str:
+        return name if self._whole_names else short(name)
 
     def _print_task_banner(self, task: Any) -> None:
         if self._unnamed:
@@ -136,7 +142,7 @@ class CallbackModule(Default):
         if task.action in SLOW:
             if self._last_task_banner != task._uuid:
                 self._print_task_banner(task)
-            self._display.display(f"{short(host.name)}: at work", color=C.COLOR_VERBOSE)
+            self._display.display(f"{self._short(host.name)}: at work", color=C.COLOR_VERBOSE)
 
     def v2_playbook_on_include(self, included_file: Any) -> None:
         """Which file holds the tasks is for -v."""
@@ -232,7 +238,7 @@ class CallbackModule(Default):
             self._get_diff(item["diff"]) for item in items if item.get("diff") and item.get("changed")
         )
         if text:
-            name = short(result.host.name)
+            name = self._short(result.host.name)
             first = self._diffs.setdefault(text, name)
             self._line(
                 result,
@@ -249,7 +255,7 @@ class CallbackModule(Default):
     def _line(self, result: Any, text: str, color: str) -> None:
         if self._last_task_banner != result.task._uuid:
             self._print_task_banner(result.task)
-        self._display.display(wrapped(f"{short(result.host.name)}: {text}"), color=color)
+        self._display.display(wrapped(f"{self._short(result.host.name)}: {text}"), color=color)
 
     def _evidence(self, gate: dict[str, Any]) -> None:
         color = C.COLOR_ERROR if gate["outcome"] == "failed" else C.COLOR_WARN
@@ -270,7 +276,7 @@ class CallbackModule(Default):
         names = sorted(set(self._hosts) | (set(stats.processed) - {"localhost"}))
         self._display.banner("RESULT")
         for name, problem in sorted(self._problems.items()):
-            self._display.display(wrapped(f"{short(name)}: {problem}"), color=C.COLOR_ERROR)
+            self._display.display(wrapped(f"{self._short(name)}: {problem}"), color=C.COLOR_ERROR)
             for gate in self._hosts.get(name, Host()).failed:
                 self._evidence(gate)
         rows = [self._row(name, stats.summarize(name)) for name in names]
@@ -303,7 +309,7 @@ class CallbackModule(Default):
         else:
             changed = "yes" if summary["changed"] else "no"
         return [
-            short(name),
+            self._short(name),
             host.version,
             host.variant,
             *(host.gates.get(gate, "") for gate in GATES),
@@ -322,7 +328,7 @@ class CallbackModule(Default):
             running = [unit for unit in found.get("units") or [] if unit["state"] == "active"]
             rows.append(
                 [
-                    short(name),
+                    self._short(name),
                     host.version or "-",
                     host.state or "-",
                     host.variant or "-",
@@ -337,7 +343,7 @@ class CallbackModule(Default):
             self._display.display(line)
         for name, why in sorted(self._unready.items()):
             if name not in self._problems:
-                self._display.display(wrapped(f"{short(name)}: not ready: {why}"), color=C.COLOR_ERROR)
+                self._display.display(wrapped(f"{self._short(name)}: not ready: {why}"), color=C.COLOR_ERROR)
 
 
 def _one_line(text: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,10 @@ def test_deploy_then_again_then_rollback(
         )
     pids = [main_pid(host) for host in pair]
     assert 0 not in pids
+
+    lines = [json.loads(host.read("/var/lib/specgate/audit.jsonl").splitlines()[-1]) for host in pair]
+    assert {line["actor"] for line in lines} == {"operator"}
+    assert len({line["run_id"] for line in lines}) == 1
 
     second = play("deploy.yml", inventory)
     assert (second.code, second.changed) == (0, 0)
