@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.hosts.machine import Fleet  # noqa: E402  (found by the line above)
+from tests.hosts.machine import Fleet
 
 fleet = Fleet.here()
 hosts = {host.name: {"ansible_host": host.address} for host in fleet.hosts if host.name == "mol1"}

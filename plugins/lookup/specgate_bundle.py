@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
-from controller.render import PatchError, render  # noqa: E402  (found by the line above)
+from controller.render import PatchError, render
 
 
 @cache
