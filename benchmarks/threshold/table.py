@@ -73,10 +73,10 @@ def tables(beside: Path) -> str:
 
 
 def insert(text: str, content: str) -> str:
-    """Replace what stands between the markers in `text`; raises ValueError when the opening marker is missing."""
+    """Replace what stands between the markers in `text`; raises ValueError unless the opening one is there once."""
     start, end = MARKERS
-    if start not in text:
-        raise ValueError(f"no marker {start} in the text")
+    if text.count(start) != 1:
+        raise ValueError(f"the text must hold the marker {start} once, not {text.count(start)} times")
     if end not in text:
         text = text.replace(start, f"{start}\n{end}")
     return re.sub(
