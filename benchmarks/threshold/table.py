@@ -1,4 +1,4 @@
-"""Write the tables of the README from the results: `python -m benchmarks.threshold.table [--into README.md]`."""
+"""Write a README's tables from the results: `python -m benchmarks.threshold.table [--summary] [--into FILE]`."""
 
 from __future__ import annotations
 
@@ -72,6 +72,31 @@ def tables(beside: Path) -> str:
     return "\n\n".join(parts)
 
 
+def ratio(document: dict[str, Any], concurrency: str, server: str = "threshold") -> str:
+    """A server's throughput over that of its competitor at this concurrency; a dash where one was not measured."""
+    medians = document["medians"]
+    ours = medians.get(server, {}).get(concurrency)
+    other = medians.get(baseline(int(concurrency), document["threshold"]), {}).get(concurrency)
+    return f"{ours / other:.2f}" if ours and other else "-"
+
+
+def summary(beside: Path) -> str:
+    """One row a result: the ratios alone, and for comparison SGLang's own way at the highest concurrency."""
+    columns = ["1", "8", "32", "64", "128"]
+    head = " | ".join(["SGLang", "backend", "new tokens", *columns, "zero-step at 128"])
+    lines = [f"| {head} |", "|---" * (len(columns) + 4) + "|"]
+    for name, document in results():
+        link = os.path.relpath(RESULTS / f"{name}.json", beside)
+        cells = [
+            f"[{document['machine']['sglang']}]({link})",
+            document["attention_backend"],
+            str(document["new_tokens"]),
+        ]
+        cells += [ratio(document, column) for column in columns]
+        lines.append(f"| {' | '.join([*cells, ratio(document, '128', 'zero-step')])} |")
+    return "\n".join(lines)
+
+
 def insert(text: str, content: str) -> str:
     """Replace what stands between the markers in `text`; raises ValueError unless the opening one is there once."""
     start, end = MARKERS
@@ -88,11 +113,13 @@ def main() -> None:
     """Print the tables, or put them into a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--into", type=Path, help="a Markdown file with the marker " + MARKERS[0])
+    parser.add_argument("--summary", action="store_true", help="ratios only, a line a result")
     chosen = parser.parse_args()
+    write = summary if chosen.summary else tables
     if chosen.into:
-        chosen.into.write_text(insert(chosen.into.read_text(), tables(chosen.into.resolve().parent)))
+        chosen.into.write_text(insert(chosen.into.read_text(), write(chosen.into.resolve().parent)))
     else:
-        print(tables(Path.cwd()))
+        print(write(Path.cwd()))
 
 
 if __name__ == "__main__":
