@@ -41,6 +41,7 @@ def main() -> int:
     )
     parser.add_argument("--latency-size", type=int, default=4, metavar="HOSTS", help="0: no such series")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="rounds of each size")
+    parser.add_argument("--repeat-large", type=int, default=1, metavar="N", help="rounds from 16 hosts on")
     parser.add_argument("--pyinfra", type=Path, help="the pyinfra command, from an environment of its own")
     parser.add_argument("--only", nargs="+", help="these contenders only")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "fleet.json")
@@ -82,7 +83,7 @@ def series(
             for one in contenders(fixture, options.pyinfra)
             if not options.only or one.name in options.only
         ]
-        for round_number in range(options.repeat):
+        for round_number in range(options.repeat if size < 16 else options.repeat_large):
             for contender in runners:
                 for step in STEPS:
                     run = {"hosts": size, "latency_ms": latency, "round": round_number} | measure(
@@ -177,26 +178,30 @@ def check_and_reset(contender: Contender, hosts: list[Host]) -> None:
 def table(result: dict[str, Any]) -> str:
     """Return the results as Markdown: medians over the rounds, and the slope over hosts."""
     runs = result["runs"]
-    rounds = max((run["round"] for run in runs), default=0) + 1
     lines = [
-        f"Medians of {rounds} rounds on {result['machine']['cores']} cores, {result['date'][:10]}; "
+        f"Medians on {result['machine']['cores']} cores, {result['date'][:10]}; "
         "written by benchmarks/fleet/bench.py.",
     ]
     for hosts, latency in sorted(
         {(run["hosts"], run["latency_ms"]) for run in runs}, key=lambda one: one[::-1]
     ):
         here = [run for run in runs if (run["hosts"], run["latency_ms"]) == (hosts, latency)]
+        rounds = max(run["round"] for run in here) + 1
         what = f"{hosts} host{'s' if hosts > 1 else ''}" + (f", {latency:g} ms round trip" if latency else "")
+        what += f" ({rounds} round{'s' if rounds > 1 else ''})"
         lines += ["", f"### {what}", ""]
-        lines += ["| | " + " | ".join(f"{step} (s)" for step in STEPS) + " | executions a host |"]
-        lines += ["|---|" + "---:|" * len(STEPS) + "---|"]
+        lines += [
+            "| | " + " | ".join(f"{step} (s)" for step in STEPS) + " | executions a host | CPU here (s) |"
+        ]
+        lines += ["|---|" + "---:|" * len(STEPS) + "---|---|"]
         for name in dict.fromkeys(run["contender"] for run in here):
             cells = [
                 [run for run in here if (run["contender"], run["step"]) == (name, step)] for step in STEPS
             ]
             seconds = [f"{statistics.median(run['seconds'] for run in cell):.1f}" for cell in cells]
             counts = [f"{statistics.median(run['executions'] for run in cell):g}" for cell in cells]
-            lines.append(f"| {name} | {' | '.join(seconds)} | {' / '.join(counts)} |")
+            used = [f"{statistics.median(run['cpu_seconds'] for run in cell):.1f}" for cell in cells]
+            lines.append(f"| {name} | {' | '.join(seconds)} | {' / '.join(counts)} | {' / '.join(used)} |")
     slopes = growth(runs)
     if slopes:
         lines += ["", "### Growth: seconds for one more host (least squares)", ""]
