@@ -290,7 +290,7 @@ class Host:
         while (left := [group for group in self._groups if not _removed(group)]) and time.monotonic() < end:
             time.sleep(0.02)
             for group in left:
-                for member in (group / "cgroup.procs").read_text().split() if group.exists() else ():
+                for member in (group / "cgroup.procs").read_text().split():
                     _kill(int(member))
         if (self.dir / "host.json").exists():
             self._full_speed()
@@ -402,13 +402,11 @@ def _kill(pid: int) -> None:
 
 
 def _removed(group: Path) -> bool:
-    """Try to remove a control group and its children; they stay busy for a moment after their processes."""
-    if not group.exists():
-        return True
-    folders = sorted((p for p in group.rglob("*") if p.is_dir()), key=lambda p: len(p.parts), reverse=True)
-    for folder in [*folders, group]:
-        try:
-            folder.rmdir()
-        except OSError:
-            return False
-    return True
+    """Try to remove a control group and its children; they stay busy for a moment after their processes.
+
+    The host's systemd may be alive for that moment and remove some itself: os.walk passes over what is gone.
+    """
+    for folder, _, _ in os.walk(group, topdown=False):
+        with suppress(OSError):
+            Path(folder).rmdir()
+    return not group.exists()
