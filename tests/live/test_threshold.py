@@ -79,19 +79,29 @@ def test_crossing_both_ways_changes_no_token(server, prompts, same_tokens):
 
 
 def test_the_draft_is_accepted_after_resuming_as_ever(server, prompts, same_tokens, draft_steps):
-    """Its KV cache has no holes: this draft accepts nothing when a tenth of its cache is empty."""
-    long, others = Request(prompts[0], 160), [Request(prompt, 80) for prompt in prompts[1:4]]
-    with Steps(server) as steps:
-        answers = server.generate([long, *others])
-    same_tokens(long, answers[0])
-    assert steps.plain >= 75
-    expected = draft_steps(long, 80)
-    # a step or two more when the requests did not start in the same step
-    assert abs(steps.speculative - expected) <= 3, f"{steps.speculative} steps, not {expected}"
+    """As many steps as if it had never stopped, at places where one wrong proposal would cost a step more.
+
+    So the draft's KV cache has no holes, and what it proposes first rests on the last plain step's hidden states.
+    """
+    length = 150
+    long = Request(prompts[0], length)
+    telling = [n for n in range(30, 90) if draft_steps(long, n) < 1 + draft_steps(long, n + 1)]
+    for plain in telling[:: max(1, len(telling) // 3)][:3]:
+        others = [Request(prompt, plain) for prompt in prompts[1:4]]
+        for _ in range(5):  # on a busy machine the requests may not start in the same step
+            with Steps(server) as steps:
+                answers = server.generate([long, *others])
+            for request, answer in zip([long, *others], answers, strict=True):
+                same_tokens(request, answer)
+            if (steps.plain, steps.switches) in ((plain - 1, 1), (plain - 1, 2)):
+                break
+        else:
+            pytest.fail("the requests never started together")
+        assert steps.speculative == draft_steps(long, plain)
 
 
-def test_flapping_around_the_threshold_costs_no_acceptance(server, prompts, same_tokens, draft_steps):
-    """Pairs of short requests cross the threshold again and again: each time the draft proposes at once."""
+def test_flapping_around_the_threshold_changes_no_token(server, prompts, same_tokens):
+    """Pairs of short requests cross the threshold again and again."""
     long, pair = Request(prompts[4], 180), [Request(prompt, 3) for prompt in prompts[5:7]]
     done = threading.Event()
 
@@ -101,14 +111,14 @@ def test_flapping_around_the_threshold_costs_no_acceptance(server, prompts, same
         finally:
             done.set()
 
+    def crossing():
+        for request, answer in zip(pair, server.generate(pair), strict=True):
+            same_tokens(request, answer)
+
     with Steps(server) as steps:
-        answer, _ = together(first, lambda: every(0.5, lambda: server.generate(pair), done))
+        answer, _ = together(first, lambda: every(0.5, crossing, done))
     same_tokens(long, answer)
     assert steps.switches >= 6
-    # every token of the long request that no plain step made was made by speculative ones, at the usual rate
-    alone = draft_steps(long, 1) / (long.count - 1)
-    left = long.count - 1 - steps.plain
-    assert left * alone * 0.8 <= steps.speculative <= left * alone * 1.25 + 5
 
 
 def test_log_probabilities(server, prompts, reference, same_tokens):
