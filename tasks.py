@@ -71,7 +71,7 @@ def preflight(c, hosts=None, limit=None, inventory=INVENTORY, patch=None, json=F
 
 @operation(**CHOICE, **PATCH, **DRY_RUN, **JSON)
 def backup(c, hosts=None, limit=None, inventory=INVENTORY, patch=None, dry_run=False, json=False):
-    """Put the pristine bytes of what the patch changes in the store."""
+    """Keep the pristine bytes of what the patch changes, and no more."""
     fleet = load(inventory, hosts, limit)
     command = audited("backup", dry_run)
     documents = by_engine("backup", fleet, lambda host: [*command, *where(host)], bundle_for(patch))
@@ -90,14 +90,11 @@ def bundle(c, out="-", patch="speculative-disable-batch-threshold"):
     except OSError as error:
         raise Exit(f"fab: {out} cannot be written: {error.strerror}", 2) from error
     said = jsonlib.loads(data)
-    print(
-        f"{out}: {said['name']} {said['version']}, {len(said['variants'])} variants\nsha256 {said['sha256']}"
-    )
+    print(f"{out}: {said['name']} {said['version']}, {len(said['variants'])} variants")
+    print(f"sha256 {said['sha256']}")
 
 
-@operation(
-    **CHOICE, **PATCH, **DRY_RUN, **JSON, **{"accept-unknown-code": "patch code of unknown fingerprint"}
-)
+@operation(**CHOICE, **PATCH, **DRY_RUN, **JSON, **ACCEPT)
 def patch(
     c, hosts=None, limit=None, inventory=INVENTORY, patch=None, dry_run=False, json=False,
     accept_unknown_code=False,
@@ -120,8 +117,7 @@ def patch(
     documents = by_engine("patch", fleet, command, bundle_for(patch), outdated)
     if not json:
         report.diffs(documents)
-    columns = [SGLANG, *GATES, ("changes", report.changed), OUTCOME]
-    finish("patch", documents, columns, json)
+    finish("patch", documents, [SGLANG, *GATES, ("changes", report.changed), OUTCOME], json)
 
 
 @operation(**CHOICE, **JSON)
@@ -135,12 +131,7 @@ def verify(c, hosts=None, limit=None, inventory=INVENTORY, json=False):
 @operation(**CHOICE, **DRY_RUN, **{"extra-vars": "passed on to ansible-playbook: name=value or @file"})
 def deploy(c, hosts=None, limit=None, inventory=INVENTORY, dry_run=False, extra_vars=None):
     """Roll out with Ansible: canary, batches, gates, rollback."""
-    words = [
-        tool("ansible-playbook"),
-        str(ROOT / "playbooks" / "deploy.yml"),
-        "-i",
-        str(inventory_path(inventory)),
-    ]
+    words = [tool("ansible-playbook"), "playbooks/deploy.yml", "-i", str(inventory_path(inventory))]
     if hosts is not None:
         limit = ",".join(host.name for host in load(inventory, hosts, limit))
     words += [f"--limit={limit}"] if limit else []
@@ -162,11 +153,7 @@ def history(c, hosts=None, limit=None, inventory=INVENTORY, last="20", json=Fals
     finish("history", documents, [OUTCOME, ("said", report.said)], json)
 
 
-@operation(
-    **CHOICE,
-    **JSON,
-    gates="health (default), configuration, behaviour: with commas between",
-)
+@operation(**CHOICE, **JSON, gates="health (default), configuration, behaviour: with commas between")
 def health(c, hosts=None, limit=None, inventory=INVENTORY, gates="health", json=False):
     """Ask each running server for a real generation, on its own host."""
     fleet = load(inventory, hosts, limit)
@@ -272,9 +259,8 @@ def by_engine(
     then: Callable[[Session, Document], None] = lambda here, document: None,
 ) -> dict[str, Document]:
     """Run one engine command on each host, and something after it. Raises FleetError, PatchError."""
-    requests = {
-        host.name: (command(host), bundle(host)) for host in fleet
-    }  # all of them right, or none is sent
+    # all requests are right, or none is sent
+    requests = {host.name: (command(host), bundle(host)) for host in fleet}
 
     def work(here: Session) -> dict[str, Document]:
         document = remote.engine(here, *requests[here.host.name])
