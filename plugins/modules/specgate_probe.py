@@ -43,7 +43,7 @@ options:
   near_tie:
     description: Two tokens whose log-probabilities are closer than this may be chosen either way, in nats.
     type: float
-    default: 0.25
+    default: 0.5
   reference:
     description: The file on the host that V(record) writes and V(behaviour) compares with.
     type: path

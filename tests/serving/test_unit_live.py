@@ -148,6 +148,7 @@ def test_after_a_rollback_the_same_unit_serves_the_old_build(served: Served) -> 
 
 def test_a_server_that_dies_is_started_again_and_told_of(served: Served) -> None:
     before = served.pid
+    assert before
     served.host.sudo(f"kill -9 {before}")
     document = served.probe("health", options="--deadline 0.1")
     assert document["exit_code"] == 1
@@ -167,7 +168,5 @@ def test_absent_leaves_nothing(served: Served) -> None:
     )
     assert left.stdout == ""
     assert served.host.read(DROP_IN), "a drop-in is not ours"
-    assert (
-        served.play("sglang_server", sglang_server_state="absent", sglang_server_purge_caches=True).changed
-        == 0
-    )
+    again = served.play("sglang_server", sglang_server_state="absent", sglang_server_purge_caches=True)
+    assert "changed=0" in again.out
