@@ -170,7 +170,7 @@ def test_threshold_0_always_speculates() -> None:
         (Stub(wrong_plain=True, logprobs=False), 4, "log-probabilities"),
         (Stub(running=2), 4, "--max-running-requests"),
         (Stub(capacity=100), 4, "KV cache"),
-        (Stub(traffic=20), 4, "drain the server"),
+        (Stub(traffic=5000), 4, "drain the server"),
     ],
 )
 def test_what_it_finds(stub: Stub, code: int, said: str) -> None:
