@@ -109,7 +109,14 @@ def start(host, bundle):
         env={**os.environ, "PYTHONPATH": str(mini.ENGINE)},
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=_listen,
     )
+
+
+def _listen():
+    """Take signals as a terminal's program does: whoever runs the tests in the background has them ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
