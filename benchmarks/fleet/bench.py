@@ -161,10 +161,12 @@ def measure(contender: Contender, step: str, hosts: list[Host]) -> dict[str, Any
         "step": step,
         "seconds": round(seconds, 3),
         "cpu_seconds": round(after_used.ru_utime + after_used.ru_stime - used.ru_utime - used.ru_stime, 3),
-        "executions": statistics.mean(
+        "executions": statistics.median(
             late[0] - early[0] - 1 for early, late in zip(before, after, strict=True)
         ),
-        "logins": statistics.mean(late[1] - early[1] - 1 for early, late in zip(before, after, strict=True)),
+        "logins": statistics.median(
+            late[1] - early[1] - 1 for early, late in zip(before, after, strict=True)
+        ),
         "load_before": round(load, 1),
     }
 
