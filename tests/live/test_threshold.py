@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from controller import matrix
+from controller.render import render
 from tests.live.servers import Request, Steps, every, together
 
 pytestmark = pytest.mark.live
@@ -15,13 +17,18 @@ THRESHOLD = 2
 
 
 @pytest.fixture(scope="module")
-def server(start, speculation):
-    return start(
+def server(request, version, start, speculation):
+    """The server; what the tests on it found goes into the matrix (docs/matrix.md)."""
+    failed_before = request.session.testsfailed
+    yield start(
         *speculation,
         "--max-running-requests=16",
         "--max-total-tokens=40000",
         f"--speculative-disable-batch-threshold={THRESHOLD}",
     )
+    mine = [item for item in request.session.items if item.path == request.path and version in item.name]
+    where = f"tests/live/test_threshold.py ({len(mine)} tests; x86_64, PyTorch in place of kernels)"
+    matrix.record("live-cpu", version, render(), request.session.testsfailed == failed_before, where)
 
 
 def test_start_says_what_it_will_do(server):
