@@ -124,6 +124,16 @@ def test_waiting_ends_at_once_when_the_process_dies() -> None:
     reaper.join()
 
 
+def test_waiting_ends_at_once_when_the_process_died_before() -> None:
+    """systemd starts the wait after the server, which may not have lived that long."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    began = time.monotonic()
+    document = serving.wait(url="http://127.0.0.1:1", pid=child.pid, deadline=60)
+    assert document["exit_code"] == 1 and time.monotonic() - began < 10
+    assert "has ended" in reason(document)
+
+
 # configuration
 
 

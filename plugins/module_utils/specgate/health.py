@@ -40,7 +40,8 @@ class Watched:
 
     def death(self) -> str | None:
         """Return how the server died, or None while it lives (or when nothing can tell)."""
-        if self.pid and systemd.start_time(self.pid) != self._started:
+        # None: it was gone before the first look
+        if self.pid and (self._started is None or systemd.start_time(self.pid) != self._started):
             return f"process {self.pid} has ended"
         if self.unit is None:
             return None
