@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -111,8 +112,6 @@ def test_waiting_needs_health_as_well_as_tokens() -> None:
 
 
 def test_waiting_ends_at_once_when_the_process_dies() -> None:
-    import subprocess
-
     child = subprocess.Popen(["sleep", "2"])
     reaper = threading.Thread(target=child.wait)
     reaper.start()
