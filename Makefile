@@ -31,8 +31,9 @@ lint: setup      ## ruff, mypy, yamllint, ansible-lint (production)
 	.venv/bin/yamllint --strict .
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/ansible-lint --offline
 
+# real servers start here, several at a time, on whatever cores there are: what failed gets one more run, alone, and must pass
 test: lint envs  ## everything that needs no GPU
-	$(PY) -m pytest
+	$(PY) -m pytest || $(PY) -m pytest --last-failed --last-failed-no-failures none
 
 lock:            ## write requirements.txt from requirements.in (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --quiet requirements.in -o requirements.txt
