@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ import pytest
 
 from tests.hosts import cli, sglang_env
 from tests.hosts.machine import Fleet, Host
+
+# a run in the background begins with this signal ignored, and so would every program that the tests interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
