@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
@@ -13,6 +14,10 @@ import pytest
 
 from tests.hosts import cli, sglang_env
 from tests.hosts.machine import Fleet, Host
+
+# Each worker of pytest-xdist has a slot of test hosts, from 1 on: slot 0 is the demo's and the user's.
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+os.environ["SPECGATE_HOSTS_SLOT"] = str(int(os.environ.get("SPECGATE_HOSTS_SLOT", "1")) + _worker)
 
 # a run in the background begins with this signal ignored, and so would every program that the tests interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,9 +17,8 @@ pytestmark = pytest.mark.hosts
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_scenario(role: Path) -> None:
-    slot = os.environ.get("SPECGATE_HOSTS_SLOT", "0")
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
-    environment["SPECGATE_MOLECULE_SLOT"] = slot
+    environment["SPECGATE_MOLECULE_SLOT"] = os.environ["SPECGATE_HOSTS_SLOT"]
     done = subprocess.run(
         ["molecule", "test"], cwd=role, env=environment, capture_output=True, text=True, timeout=850
     )  # fmt: skip

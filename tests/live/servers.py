@@ -56,13 +56,21 @@ def patch(root: Path, bundle: dict[str, Any]) -> None:
     assert document["outcome"] == "passed", document
 
 
+def free_port() -> int:
+    """Return a free port that leaves SGLang room: it listens at this one plus 10000 too."""
+    while True:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port: int = free.getsockname()[1]
+            if port < 50000:
+                return port
+
+
 class Server:
     """A server in a session of its own, so that all of its processes end with it."""
 
     def __init__(self, environment: Path, root: Path, log: Path, target: Path, *arguments: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.log = log
         command = [
             str(environment / "bin/python"),
@@ -118,6 +126,15 @@ class Server:
     def words(self) -> str:
         """What the server has said so far."""
         return self.log.read_text(errors="replace")
+
+    def said(self, text: str, after: int, seconds: float = 120) -> bool:
+        """Wait until the server says ``text`` behind the ``after``-th character; False when it does not."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if text in self.words()[after:]:
+                return True
+            time.sleep(0.05)
+        return False
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"

@@ -145,18 +145,25 @@ def test_log_probabilities(server, prompts, reference, same_tokens):
 
 
 def test_an_abort_in_the_middle_leaves_the_others_alone(server, prompts, same_tokens):
-    requests = [Request(prompt, 120) for prompt in prompts[:4]]
+    requests = [Request(prompt, count) for prompt, count in zip(prompts, (3000, 120, 3000, 120), strict=False)]
+    before = len(server.words())
 
     def abort():
-        time.sleep(2)
+        begun = server.said("Prefill batch", after=before)
+        time.sleep(0.3)  # some steps later
         for name in ("gone-1", "gone-2"):
             server.call("/abort_request", {"rid": name})
+        return begun
 
     names = ["gone-1", "stays-1", "gone-2", "stays-2"]
-    answers, _ = together(lambda: server.generate(requests, rid=names), abort)
+    answers, begun = together(lambda: server.generate(requests, rid=names), abort)
+    assert begun
     for place in (1, 3):
         same_tokens(requests[place], answers[place])
-    assert answers[0]["meta_info"]["finish_reason"]["type"] == "abort"
+    for place in (0, 2):
+        made = answers[place]["output_ids"][:120]
+        same_tokens(Request(requests[place].prompt, len(made)), {"output_ids": made})
+        assert answers[place]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
 def test_no_memory_is_lost(server, prompts, same_tokens):
