@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from specgate import operations
 
+from tests.accidents.conftest import start_apply
 from tests.accidents.test_accident_kill import nothing_left
 from tests.unit.engine import mini
 
@@ -90,42 +89,13 @@ def test_undo_that_fails_keeps_the_journal(host):
     nothing_left(host)
 
 
-def start(host, bundle):
-    (host.store.parent / "bundle.json").write_text(json.dumps(bundle))
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "specgate",
-            "apply",
-            "--json",
-            "--python",
-            host.python,
-            "--store",
-            host.store,
-            "--bundle",
-            host.store.parent / "bundle.json",
-        ],
-        env={**os.environ, "PYTHONPATH": str(mini.ENGINE)},
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=_listen,
-    )
-
-
-def _listen():
-    """Take signals as a terminal's program does: whoever runs the tests in the background has them ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_during_an_import_ends_the_import_too(host, number):
     """The import gate hangs, and somebody stops waiting: no interpreter is left behind."""
     pid = host.store.parent / "pid"
     hang = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
     before = host.tree()
-    engine = start(host, mini.altered(lambda variant: variant["files"][1].update(create=hang)))
+    engine = start_apply(host, mini.altered(lambda variant: variant["files"][1].update(create=hang)))
     end = time.monotonic() + 30
     while not (pid.exists() and pid.read_text()) and time.monotonic() < end:
         time.sleep(0.05)
@@ -141,35 +111,10 @@ def test_signal_during_an_import_ends_the_import_too(host, number):
 
 def test_second_signal_does_not_cut_short_the_undoing(host):
     before = host.tree()
-    (host.store.parent / "b.json").write_text(json.dumps(mini.bundle()))
-    code = (
-        "import os, signal, sys\n"
-        "from specgate import cli\n"
-        "def on_step(name):\n"
-        "    if name.startswith(('renamed', 'restored')):\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "sys.exit(cli.main(None, on_step))\n"
-    )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            code,
-            "apply",
-            "--json",
-            "--no-import",
-            "--python",
-            host.python,
-            "--store",
-            host.store,
-            "--bundle",
-            host.store.parent / "b.json",
-        ],
-        env={**os.environ, "PYTHONPATH": str(mini.ENGINE)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 3 and json.loads(done.stdout)["outcome"] == "undone", done.stderr
+    again = "name.startswith(('renamed', 'restored')) and os.kill(os.getpid(), 15)"
+    engine = start_apply(host, mini.bundle(), "--no-import", on_step=again)
+    document = json.loads(engine.communicate(timeout=60)[0])
+    assert engine.returncode == 3 and document["outcome"] == "undone"
     assert host.tree() == before
     nothing_left(host)
 

@@ -8,12 +8,12 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 
 import pytest
 from specgate import operations
 
+from tests.accidents.conftest import start_apply
 from tests.unit.engine import mini
 from tests.unit.engine.mini import CREATED, SERVER_ARGS, WORKER
 
@@ -217,27 +217,7 @@ def test_second_operator_is_refused_at_once(host):
     slow = mini.altered(
         lambda variant: variant["files"][1].update(create="import time\ntime.sleep(3)\n" + mini.CREATE_TEXT)
     )
-    (host.store.parent / "slow.json").write_text(json.dumps(slow))
-    first = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "specgate",
-            "apply",
-            "--json",
-            "--python",
-            str(host.python),
-            "--store",
-            str(host.store),
-            "--bundle",
-            str(host.store.parent / "slow.json"),
-            "--actor",
-            "alice",
-        ],
-        env={**os.environ, "PYTHONPATH": str(mini.ENGINE)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    first = start_apply(host, slow, "--actor", "alice")
     lock = next(iter_until(lambda: list(host.store.glob("installations/*/lock"))))
     next(iter_until(lambda: lock.read_text()))
     began = time.monotonic()

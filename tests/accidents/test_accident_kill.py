@@ -9,13 +9,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from specgate import operations
 
+from tests.accidents.conftest import start_apply
 from tests.unit.engine import mini
 
 PATHS = (mini.SERVER_ARGS, mini.WORKER, mini.CREATED)
@@ -186,37 +185,10 @@ def test_the_audit_log_tells_the_story(host):
 def test_a_signal_undoes(host, number):
     """SSH was cut, or somebody stopped the unit: the engine undoes its work and says so."""
     before = host.tree()
-    (host.store.parent / "b.json").write_text(json.dumps(mini.bundle(), ensure_ascii=False))
-    code = (
-        "import os, sys\n"
-        "from specgate import cli\n"
-        "def on_step(name):\n"
-        "    if name.startswith('renamed'):\n"
-        f"        os.kill(os.getpid(), {int(number)})\n"
-        "sys.exit(cli.main(None, on_step))\n"
-    )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            code,
-            "apply",
-            "--json",
-            "--no-import",
-            "--python",
-            str(host.python),
-            "--store",
-            str(host.store),
-            "--bundle",
-            str(host.store.parent / "b.json"),
-        ],
-        env={**os.environ, "PYTHONPATH": str(mini.ENGINE)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    document = json.loads(done.stdout)
-    assert done.returncode == 3 and document["outcome"] == "undone", done.stderr
+    stop = f"name.startswith('renamed') and os.kill(os.getpid(), {int(number)})"
+    engine = start_apply(host, mini.bundle(), "--no-import", on_step=stop)
+    document = json.loads(engine.communicate(timeout=60)[0])
+    assert engine.returncode == 3 and document["outcome"] == "undone"
     assert signal.Signals(number).name in document["summary"]
     assert host.tree() == before
     nothing_left(host)
