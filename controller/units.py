@@ -78,6 +78,8 @@ def restart(here: Session, units: Iterable[str]) -> dict[str, list[str]]:
     """
     failed = {}
     for unit in units:
+        # earlier failures do not count: at its start limit, a unit would refuse this start as well
+        here.execute(["systemctl", "reset-failed", unit], become=here.host.become)
         if here.execute(["systemctl", "restart", unit], become=here.host.become).code != 0:
             failed[unit] = journal(here, [unit], EXCERPT)
     return failed

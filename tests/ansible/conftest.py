@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import csv
 import json
 import os
 import re
@@ -28,16 +30,19 @@ SITE = "/opt/sglang/lib/python3.11/site-packages"
 UNIT = "sglang@main.service"
 
 # Serves as SGLang does, as far as the gates for health and configuration look, and without a model. Its flags
-# are those of ServerArgs and its worker is EAGLEWorkerV2, both as they lie on the host: patched, or not.
+# are those of ServerArgs and its worker is EAGLEWorkerV2, both as they lie on the host: patched, or not. It logs
+# its arguments and asks for the API key, as SGLang does.
 SERVER = """\
-import argparse, http.server, json
-from sglang.srt.server_args import ServerArgs
+import argparse, http.server, json, sys
+from sglang.srt import server_args
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, said):
+        key = getattr(args, "api_key", None)
+        known = key is None or self.headers["Authorization"] == f"Bearer {key}"
         data = json.dumps(said).encode()
-        self.send_response(200)
+        self.send_response(200 if known else 401)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -45,20 +50,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         name = "speculative_disable_batch_threshold"
         threshold = {name: getattr(args, name)} if hasattr(args, name) else {}
-        self.answer({"version": "0.5.9", **threshold, "internal_states": [threshold]})
+        worker = {"batch_threshold": {"threshold": value} for value in threshold.values()}
+        self.answer({"version": "0.5.9", **threshold, "internal_states": [{**threshold, **worker}]})
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.answer({"output_ids": [1, 2, 3, 4], "meta_info": {"completion_tokens": 4}})
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
-    args = parser.parse_args()
+    here, rest = parser.parse_known_args()
+    args = server_args.prepare_server_args(rest)
+    print("server_args =", args, flush=True)
     EAGLEWorkerV2(args)
-    http.server.ThreadingHTTPServer((args.host, args.port), Handler).serve_forever()
+    http.server.ThreadingHTTPServer((here.host, here.port), Handler).serve_forever()
 """
 INSTANCE = {
     "name": "main",
@@ -217,14 +224,14 @@ def main_pid(host: Reached, unit: str = UNIT) -> int:
 
 def record_holds(host: Reached, site: str = SITE) -> None:
     """Assert with sha256sum that SGLang's files are what the wheel's RECORD says, and that none is new."""
-    lines = host.sudo(f"cd {shlex.quote(site)} && cat sglang-*.dist-info/RECORD").stdout.splitlines()
-    import base64
-
-    recorded = {}
-    for line in lines:
-        name, digest, _ = line.rsplit(",", 2)
-        if digest and name.startswith("sglang/"):
-            recorded[name] = base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex()
+    rows = csv.reader(
+        host.sudo(f"cd {shlex.quote(site)} && cat sglang-*.dist-info/RECORD").stdout.splitlines()
+    )
+    recorded = {
+        name: base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex()
+        for name, digest, _ in rows
+        if digest and name.startswith("sglang/")
+    }
     found = host.sudo(
         f"cd {shlex.quote(site)} && find sglang -type f -not -name '*.pyc' -exec sha256sum {{}} +"
     ).stdout

@@ -338,7 +338,8 @@ def test_history_is_one_story(pair: list[Reached], inventory: Inventory) -> None
 
 def unit(host: Reached, name: str, command: str, kind: str = "exec") -> None:
     """Make a server's unit that runs a shell command."""
-    text = f"[Service]\nType={kind}\nExecStart=/bin/sh -c {shlex.quote(command)}\n"
+    limit = "StartLimitIntervalSec=600\nStartLimitBurst=2"  # which a rollback's restart must not run into
+    text = f"[Unit]\n{limit}\n[Service]\nType={kind}\nExecStart=/bin/sh -c {shlex.quote(command)}\n"
     host.put(f"/etc/systemd/system/sglang@{name}.service", text.encode())
 
 
