@@ -54,6 +54,12 @@ class ServerArgs:
             default=ServerArgs.speculative_accept_threshold_acc,
         )
         parser.add_argument("--speculative-token-map", type=str)
+
+
+def prepare_server_args(argv):
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return parser.parse_args(argv)
 '''
 _WORKER = '''\
 """The speculative worker."""
