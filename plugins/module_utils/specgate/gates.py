@@ -187,7 +187,8 @@ def _import(
             "flag": bundle.flag if patched else None,
             "modules": _modules(planned, installation, staged, patched),
         }
-        return Asking(python.path, request, options.env, options.import_timeout)
+        root = str(installation.root)
+        return Asking(python.path, request, options.env, options.import_timeout, package=root)
 
     pristine_broken = None
     with contextlib.ExitStack() as running:

@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import pkgutil
+import pwd
 import re
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,24 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
     return env
 
 
+def owner(folders: Iterable[str]) -> pwd.struct_passwd | None:
+    """Return the first owner of a folder who is not root, when we are; None when there is none.
+
+    Root does not run what somebody else can change: that somebody would be root then.
+    """
+    if os.geteuid() != 0:
+        return None
+    for folder in folders:
+        found = Path(folder).stat()
+        if found.st_uid != 0:
+            try:
+                return pwd.getpwuid(found.st_uid)
+            except KeyError:
+                name = str(found.st_uid)
+                return pwd.struct_passwd((name, "", found.st_uid, found.st_gid, "", "/", ""))
+    return None
+
+
 def find(python: str) -> str:
     """Return the path of an interpreter given as path or name, or refuse it.
 
@@ -95,13 +114,22 @@ def ask(python: str, env: Mapping[str, str]) -> Interpreter:
 
 
 class Asking:
-    """A request to inside.py in a fresh interpreter that runs meanwhile; leaving the context ends it."""
+    """A request to inside.py in a fresh interpreter that runs meanwhile; leaving the context ends it.
+
+    It runs as the owner of the interpreter's folder, or of ``package``, when root asks and that is not root.
+    """
 
     def __init__(
-        self, python: str, request: Mapping[str, Any], env: Mapping[str, str], timeout: float
+        self,
+        python: str,
+        request: Mapping[str, Any],
+        env: Mapping[str, str],
+        timeout: float,
+        package: str | None = None,
     ) -> None:
         """Start the interpreter; when that fails, ``answer`` says so."""
         text = (pkgutil.get_data(__package__, "inside.py") or b"").decode("utf-8")
+        user = owner([str(Path(python).parent), *([package] if package else [])])
         self._timeout = timeout
         self._until = time.monotonic() + timeout
         self._process: subprocess.Popen[bytes] | None
@@ -116,13 +144,14 @@ class Asking:
                     stdin=question,
                     stdout=subprocess.PIPE,
                     stderr=self._errors,
-                    env=environment(env),
+                    env=environment({**_home(user), **env}),
                     cwd="/",
                     start_new_session=True,
+                    **_identity(user),
                 )
             except OSError as error:
                 self._process = None
-                self._failure = str(error.strerror)
+                self._failure = f"{error.strerror}" + (f" (as user {user.pw_name})" if user else "")
 
     def __enter__(self) -> Asking:
         return self
@@ -157,6 +186,18 @@ class Asking:
     def _stderr(self) -> list[str]:
         self._errors.seek(0)
         return self._errors.read().decode("utf-8", "replace").splitlines()
+
+
+def _home(user: pwd.struct_passwd | None) -> dict[str, str]:
+    return {} if user is None else {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+
+
+def _identity(user: pwd.struct_passwd | None) -> dict[str, Any]:
+    """Return what makes Popen run as ``user``, with the groups that a login would give."""
+    if user is None:
+        return {}
+    groups = os.getgrouplist(user.pw_name, user.pw_gid)
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": groups}
 
 
 def normal(line: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -309,3 +311,31 @@ def test_engine_runs_from_a_zip_file(host, tmp_path):
     document = json.loads(done.stdout)
     assert document["outcome"] == "passed", done.stderr
     assert [gate["outcome"] for gate in document["gates"]] == ["passed"] * 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("owned", ["interpreter", "package", "nothing"])
+def test_root_runs_nothing_that_another_user_can_change(installed_once, owned):
+    """Neither to ask where SGLang is, nor to import it; what is root's own runs as root."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", folder / "v"], check=True)
+        shutil.copytree(mini.site(installed_once), mini.site(folder / "v"), dirs_exist_ok=True)
+        seen = folder / "seen"
+        seen.touch()
+        seen.chmod(0o666)
+        write = (
+            f"import os; open({str(seen)!r}, 'a').write(f'{{os.geteuid()}} {{os.environ[\"HOME\"]}}\\n')\n"
+        )
+        (mini.site(folder / "v") / "seen.pth").write_text(write)
+        nobody = pwd.getpwnam("nobody")
+        if owned != "nothing":
+            what = folder / "v" if owned == "interpreter" else mini.site(folder / "v")
+            subprocess.run(["chown", "-R", "nobody", what], check=True)
+        host = Host(folder / "v", folder / "store")
+        document = host.apply()
+        assert document["outcome"] == "passed", document
+        said = seen.read_text().splitlines()
+        users = {"interpreter": [nobody], "package": [pwd.getpwuid(0), nobody], "nothing": [pwd.getpwuid(0)]}
+        assert set(said) == {f"{user.pw_uid} {user.pw_dir}" for user in users[owned]}
