@@ -97,12 +97,57 @@ def test_patched_file_never_becomes_a_backup(host):
     assert patched not in objects(host) if (host.store / "objects").exists() else True
 
 
-def test_store_without_its_state_still_restores(host):
+@pytest.mark.parametrize("bundle", [None, mini.bundle()], ids=["no bundle", "bundle"])
+def test_store_is_gone(host, bundle):
+    """Nothing here knows the pristine bytes any more: that is said, whoever asks, and nothing is changed."""
+    host.apply()
+    shutil.rmtree(host.store)
+    before = host.tree()
+    what = "is patched with speculative" if bundle else "2 files of SGLang 0.5.9 are not those of RECORD"
+    for ask in (host.status, host.inspect):
+        document = ask(bundle=bundle)
+        assert document["installation"]["state"] == "drifted", document
+        assert {SERVER_ARGS, WORKER} <= {one["path"] for one in document["files"]}
+    assert what in host.status(bundle=bundle)["summary"]
+    for _ in range(2):
+        document = host.rollback(bundle=bundle)
+        assert (document["outcome"], document["changed"]) == ("refused", False), document
+        assert what in document["summary"] and "no backup" in document["summary"]
+        assert "pip install --force-reinstall --no-deps sglang==0.5.9" in document["remedy"]
+    assert host.tree() == before
+    assert sorted(path.name for path in host.store.rglob("*") if path.is_file()) == ["audit.jsonl", "lock"]
+
+
+def test_what_the_remedy_says_helps(host, tmp_path):
+    host.apply()
+    shutil.rmtree(host.store)
+    wheel = str(mini.wheel(tmp_path))
+    mini.pip(host.python, "install", "--no-index", "--force-reinstall", "--no-deps", wheel)
+    assert host.status()["installation"]["state"] == "pristine"
+    assert host.apply()["outcome"] == "passed"
+    assert host.rollback()["outcome"] == "passed" and not host.path(CREATED).exists()
+
+
+@pytest.mark.parametrize("bundle", [None, mini.bundle()], ids=["no bundle", "bundle"])
+def test_store_without_its_state_still_restores(host, bundle):
     before = host.tree()
     host.apply()
     shutil.rmtree(host.store / "installations")
-    assert host.rollback(bundle=mini.bundle())["outcome"] == "passed"
+    said = host.status(bundle=bundle)
+    assert said["installation"]["state"] == "drifted" and "has forgotten it" in said["summary"]
+    assert host.rollback(bundle=bundle)["outcome"] == "passed"
     assert host.tree() == before
+
+
+def test_what_is_not_the_patch_is_no_lost_patch(host):
+    """Somebody's own change elsewhere in the package: patching and rolling back never touch it."""
+    host.path("sglang/version.py").write_text('__version__ = "0.5.9"  # ours\n')
+    before = host.tree()
+    host.apply()
+    for _ in range(2):
+        assert host.rollback()["outcome"] == "passed"
+        assert host.status()["installation"]["state"] == "pristine"
+        assert host.tree() == before
 
 
 # disks

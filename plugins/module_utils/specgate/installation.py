@@ -53,6 +53,12 @@ class Installation:
             return "RECORD"
         return "the commit" if self.kind in ("git", "editable") else "the hash given by the operator"
 
+    @property
+    def reinstall(self) -> str:
+        """Return in words how to get every pristine file back without the store."""
+        wheel = f"pip install --force-reinstall --no-deps sglang=={self.version}"
+        return wheel if self.kind == "wheel" else "git checkout the files"
+
     def path(self, relative: str) -> Path:
         """Return where a file of the package lies."""
         return self.root.joinpath(*relative.split("/"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import bundle as bundles
-from . import fs, gates, patching, plan, restoring
+from . import fs, gates, lost, patching, plan, restoring
 from .bundle import Bundle
 from .changing import settle_unfinished
 from .document import Report
@@ -36,6 +36,7 @@ def inspect(options: Options) -> dict[str, Any]:
                 report.bundle = describe(bundle, variant)
             else:
                 report.bundle = survey.bundle_in_use()
+                lost.remember(survey, options)
             patched = [view.path for view in survey.views.values() if view.state == "patched"]
             others = [path for path in found.changed_files() if path not in patched]
             if others:
@@ -59,6 +60,7 @@ def status(options: Options) -> dict[str, Any]:
     def body(report: Report) -> None:
         found, held = find(options)
         survey = Survey(found, held)
+        forgotten = lost.remember(survey, options)
         fill(report, found, survey)
         note_holder(report, held)
         report.bundle = used = survey.bundle_in_use()
@@ -69,6 +71,9 @@ def status(options: Options) -> dict[str, Any]:
                 f"unfinished {journal['operation']} by {journal['actor']} of {journal['started']}",
                 "run apply or rollback: either settles it first",
             )
+        elif forgotten is not None:
+            report.end("passed", forgotten.summary, forgotten.remedy)
+            return
         elif used is None:
             report.end("passed", f"SGLang {found.version}: nothing is applied")
         else:
@@ -101,6 +106,7 @@ def verify(options: Options) -> dict[str, Any]:
         found, held = find(options)
         held.refuse_if_busy()
         survey = Survey(found, held)
+        lost.remember(survey, options)
         fill(report, found, survey)
         bundle = _bundle_to_verify(options, survey)
         if bundle is None or survey.journal is not None:

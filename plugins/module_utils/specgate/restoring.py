@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import bundle as bundles
-from . import gates, plan
+from . import gates, lost, plan
 from .changing import attributes, carry_out, preflight
 from .document import Report, count
 from .errors import Refused
@@ -23,6 +23,11 @@ def rollback(report: Report, options: Options, found: Installation, held: Instal
         raise Refused(f"an unfinished {survey.journal['operation']} comes first", "run rollback for real")
     report.bundle = survey.bundle_in_use()
     if survey.recorded is None:
+        forgotten = lost.remember(survey, options)
+        fill(report, found, survey)
+        if forgotten is not None and not forgotten.restorable:
+            views = [survey.views[path] for path in forgotten.paths]
+            raise Refused(forgotten.summary, forgotten.remedy, survey.drift_diff(views))
         _remember_lost(survey, options, found)
     fill(report, found, survey)
     changes: list[Change] = []

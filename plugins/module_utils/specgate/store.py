@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import fs
+from .bundle import Bundle, parse
 from .errors import Refused
 
 FOLDER_MODE = 0o755
@@ -63,6 +64,14 @@ class Store:
         with contextlib.suppress(ValueError):
             return fs.read_json(self.path / "bundles" / f"{digest}.json")
         return None
+
+    def bundles(self) -> Iterator[Bundle]:
+        """Return every bundle that was applied and is intact."""
+        for path in sorted((self.path / "bundles").glob("*.json")):
+            document = self.bundle(path.stem)
+            if document is not None:
+                with contextlib.suppress(Refused):
+                    yield parse(document, path.name)
 
     def installation(self, identity: str) -> InstallationStore:
         """Return the part of the store that belongs to one installation."""

@@ -124,8 +124,7 @@ class Survey:
         if not wrong:
             return
         paths = ", ".join(view.path for view in wrong)
-        reinstall = f"pip install --force-reinstall --no-deps sglang=={self.installation.version}"
-        again = reinstall if self.installation.kind == "wheel" else "git checkout the files"
+        again = self.installation.reinstall
         oracle = self.installation.oracle
         if any(view.outdated and view.state == "patched" for view in wrong):
             raise Refused(
