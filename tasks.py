@@ -188,8 +188,7 @@ def status(c, hosts=None, limit=None, inventory=INVENTORY, json=False):
         document["outdated"] = units.outdated(here, found, document)
         return {here.host.name: report.judged(document)}
 
-    columns = [SGLANG, STATE, ("patch", report.version), ("since", report.since), ("servers", report.servers)]
-    finish("status", on_each("status", fleet, work), columns, json)
+    finish("status", on_each("status", fleet, work), STATUS, json)
 
 
 @operation(**CHOICE, **JSON, unit="only this server, by name", lines="of each host (default 50)")
@@ -248,6 +247,13 @@ def matrix(c, patch="speculative-disable-batch-threshold"):
 SGLANG: report.Column = ("SGLang", report.sglang)
 STATE: report.Column = ("state", report.state)
 OUTCOME: report.Column = ("", report.outcome)
+STATUS: list[report.Column] = [
+    SGLANG,
+    STATE,
+    ("patch", report.version),
+    ("since", report.since),
+    ("servers", report.servers),
+]
 GATES = [report.gate(name) for name in ("source", "compile", "import", "flag")]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -145,9 +145,10 @@ def fleet(documents: Mapping[str, Document], columns: Sequence[Column]) -> None:
     table = _table()
     table.add_column("host", no_wrap=True)
     for heading, _ in columns:
-        table.add_column(heading, overflow="fold", no_wrap=heading != "said")
+        table.add_column(heading, overflow="fold", no_wrap=heading not in ("said", "servers"))
+    shown = _short_names(documents)
     for name, document in documents.items():
-        table.add_row(Text(name), *(_text(value(document)) for _, value in columns))
+        table.add_row(Text(shown[name]), *(_text(value(document)) for _, value in columns))
     out.print()
     out.print(table)
 
@@ -160,9 +161,10 @@ def history(documents: Mapping[str, Document]) -> None:
     entries = [
         (entry, name) for name, document in documents.items() for entry in document.get("history") or []
     ]
+    names = _short_names(documents)
     for entry, name in sorted(entries, key=lambda each: str(each[0].get("started"))):
         bundle = entry.get("bundle") or {}
-        cells = (_when(str(entry.get("started"))), name, entry.get("operation"), entry.get("actor"))
+        cells = (_when(str(entry.get("started"))), names[name], entry.get("operation"), entry.get("actor"))
         when, host, what, who = (Text(str(cell)) for cell in cells)
         digest = Text(str(bundle.get("sha256") or "-")[:8])
         table.add_row(when, host, what, _outcome(str(entry.get("outcome"))), who, digest)
@@ -250,18 +252,20 @@ def changed(document: Document) -> str:
 
 
 def since(document: Document) -> str:
-    """Column: since when the patch is in place, UTC."""
-    return _when(str((document["bundle"] or {}).get("since") or "-"))
+    """Column: since when the patch is in place, UTC, to the minute."""
+    return _when(str((document["bundle"] or {}).get("since") or "-"))[:11]
 
 
 def servers(document: Document) -> Text:
-    """Column: the servers and their states."""
-    found = Text()
+    """Column: the servers by their states, a line for each state, those that are well last."""
+    states: dict[str, list[str]] = {}
     for unit, state in sorted((document.get("units") or {}).items()):
-        found.append("\n" if found else "").append(f"{short(unit)} ")
-        found.append(state, SERVER_STYLES.get(state, "yellow"))
-        if unit in document["outdated"]:
-            found.append(", old code", "yellow")
+        shown = "old code" if unit in document["outdated"] else state
+        states.setdefault(shown, []).append(short(unit))
+    found = Text()
+    for state in sorted(states, key=lambda each: (each == "active", each)):
+        found.append("\n" if found else "").append(state, SERVER_STYLES.get(state, "yellow"))
+        found.append(f": {', '.join(states[state])}")
     return found or Text("-")
 
 
@@ -283,6 +287,18 @@ def gate(name: str) -> Column:
 
 def _table() -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+
+
+def _short_names(names: Iterable[str]) -> dict[str, str]:
+    """Return each name as a table shows it: without its domain, when all share one. Addresses stay whole."""
+    names = list(names)
+    hosts = {name: name.split(" ")[0].partition(".") for name in names}
+    domains = {domain for _, _, domain in hosts.values()}
+    if len(domains) > 1 or any(host.isdigit() for host, _, _ in hosts.values()):
+        return {name: name for name in names}
+    return {
+        name: host + name.removeprefix(host + dot + domain) for name, (host, dot, domain) in hosts.items()
+    }
 
 
 def _outcome(value: str, short: bool = False) -> Text:

@@ -382,7 +382,7 @@ def test_rollback_restarts_what_ran_and_only_if_something_changed(
 def test_rollback_restarts_what_an_interrupted_one_left(servers: Reached, inventory: Inventory) -> None:
     there = inventory(servers)
     assert fab("patch", "--inventory", there).code == 0
-    assert "runs active, old code" in fab("status", "--inventory", there).out
+    assert "old code: runs" in fab("status", "--inventory", there).out
     servers.sudo("systemctl restart sglang@runs")
     assert "old code" not in fab("status", "--inventory", there).out
     before = pid(servers, "runs")
@@ -411,7 +411,7 @@ def test_rollback_fails_when_a_server_does_not_come_back(servers: Reached, inven
 def test_status_and_logs_show_servers_without_secrets(servers: Reached, inventory: Inventory) -> None:
     there = inventory(servers)
     status = fab("status", "--inventory", there)
-    assert status.code == 0 and "runs active" in status.out
+    assert status.code == 0 and "active: runs" in status.out
     logs = fab("logs", "--inventory", there, "--unit", "runs")
     assert "api_key=***, port=1" in logs.out and "secret" not in logs.out + logs.err
     assert "top secret" in servers.sudo("journalctl -u sglang@runs").stdout  # so there was one to hide

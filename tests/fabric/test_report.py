@@ -54,9 +54,49 @@ def test_the_table_fits_and_has_a_row_for_each_host(
     report.fleet(fleet, [tasks.SGLANG, *tasks.GATES, tasks.OUTCOME])
     lines = [line.rstrip() for line in screen.getvalue().splitlines() if line.strip()]
     assert max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines[2:]] == NAMES
+    assert [line.split()[0] for line in lines[2:]] == [name.partition(".")[0] for name in NAMES]
     row = lines[2 + 5].split()
     assert row[1:] == ["0.5.12.post1", "ok", "ok", "FAILED", "ok", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["a.x.net", "b.x.net threshold"], ["a", "b threshold"]),
+        (["a.x.net", "b.y.net"], ["a.x.net", "b.y.net"]),
+        (["198.51.100.11"], ["198.51.100.11"]),
+        (["gpu1", "gpu2"], ["gpu1", "gpu2"]),
+    ],
+)
+def test_names_are_as_short_as_they_can_be(names: list[str], shown: list[str], screen: io.StringIO) -> None:
+    report.fleet({name: passed(name) for name in names}, [tasks.SGLANG])
+    rows = [line.rpartition("0.5.12")[0].strip() for line in screen.getvalue().splitlines()]
+    assert [row for row in rows if row] == shown
+
+
+def test_the_status_of_eight_hosts_is_one_screen(screen: io.StringIO) -> None:
+    bundle = {"version": "1.0.0", "since": "2026-12-01T12:45:46Z"}
+    units = {f"sglang@{name}.service": "active" for name in ("baseline", "threshold")}
+    said = {
+        name: passed(name) | {"gates": [], "bundle": bundle, "units": dict(units), "outdated": []}
+        for name in NAMES
+    }
+    said[NAMES[1]]["outdated"] = ["sglang@threshold.service"]
+    said[NAMES[2]]["units"]["sglang@threshold.service"] = "failed"
+    said[NAMES[3]] |= {"installation": None, "units": {}, "outcome": "unreachable", "bundle": None}
+    report.fleet(said, tasks.STATUS)
+    text = screen.getvalue()
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    assert "…" not in text
+    rows = [" ".join(row.split()) for row in text.split("gpu-")[1:]]
+    well = "0.5.12.post1 patched 1.0.0 12-01 12:45"
+    assert rows[:4] == [
+        f"a01 {well} active: baseline, threshold",
+        f"a02 {well} old code: threshold active: baseline",
+        f"a03 {well} failed: threshold active: baseline",
+        "a04 - unreachable - - -",
+    ]
 
 
 def test_the_failed_gate_comes_first_with_its_evidence(
