@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ansible import constants
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
 
@@ -15,7 +17,7 @@ DOCUMENTATION = r"""
 name: specgate_bundle
 short_description: Render a patch into its bundle
 description:
-  - Renders C(files/patches/NAME) into the bundle that P(specgate_patch#module) takes.
+  - Renders C(files/patches/NAME) into the bundle that P(specgate_patch#module) takes, as one JSON text.
   - A path that ends in C(.json) is read as an already rendered bundle.
 author: Specgate
 options:
@@ -33,32 +35,44 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _raw:
-  description: One bundle for each term.
+  description: One bundle for each term, as JSON.
   type: list
-  elements: dict
+  elements: str
 """
 
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
-from controller.render import PatchError, render
+from controller.render import PatchError, dump, render
 
 
-@cache
-def _bundle(term: str) -> dict[str, Any]:
+def _rendered(term: str) -> str:
+    """Return a patch's bundle, rendered once a run: each host's task runs in a process of its own."""
+    kept = Path(constants.DEFAULT_LOCAL_TMP) / f"bundle-{hashlib.sha256(term.encode()).hexdigest()[:16]}.json"
+    if not kept.exists():
+        text = dump(render(Path(term).expanduser() if "/" in term else ROOT / "files" / "patches" / term))
+        fresh = kept.with_suffix(f".{os.getpid()}")
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(kept)
+    return kept.read_text(encoding="utf-8")
+
+
+def _bundle(term: str) -> str:
     """Return the bundle for one term. Raises AnsibleLookupError."""
     try:
-        if term.endswith(".json"):
-            return json.loads(Path(term).expanduser().read_text(encoding="utf-8"))
-        return render(Path(term).expanduser() if "/" in term else ROOT / "files" / "patches" / term)
+        if not term.endswith(".json"):
+            return _rendered(term)
+        text = Path(term).expanduser().read_text(encoding="utf-8")
+        json.loads(text)
+        return text
     except (PatchError, OSError, ValueError) as error:
         raise AnsibleLookupError(f"{term}: {error}") from error
 
 
 class LookupModule(LookupBase):
-    """The lookup."""
+    """The lookup. A text, because Ansible would visit every value of a dictionary, for every host."""
 
-    def run(self, terms: list[str], variables: Any = None, **kwargs: Any) -> list[dict[str, Any]]:
+    def run(self, terms: list[str], variables: Any = None, **kwargs: Any) -> list[str]:
         """Return one bundle for each term."""
         return [_bundle(str(term)) for term in terms]

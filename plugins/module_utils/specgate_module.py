@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from typing import Any
 
@@ -34,6 +35,9 @@ def options(m: AnsibleModule) -> Options:
     given = {
         field.name: m.params[field.name] for field in fields(Options) if m.params.get(field.name) is not None
     }
+    bundle = given.get("bundle")
+    if isinstance(bundle, str) and bundle.lstrip().startswith("{"):  # the lookup's text, and no path
+        given["bundle"] = json.loads(bundle)
     env = {str(name): str(value) for name, value in m.params["environment"].items()}
     return Options(**given, env=env, check=m.check_mode, diff=m._diff)
 

@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -142,8 +143,12 @@ def main() -> int:
         help="remove outdated ones instead (only while no test host is up)",
     )
     options = parser.parse_args()
-    for path in prune() if options.prune else map(build, options.versions or versions()):
-        print(path, flush=True)
+    if options.prune:
+        made = prune()
+    else:
+        with ThreadPoolExecutor(2) as pool:  # pip computes on one core
+            made = list(pool.map(build, options.versions or versions()))
+    print(*made, sep="\n")
     return 0
 
 

@@ -82,6 +82,7 @@ class Server:
             "--device=cpu",
             "--mem-fraction-static=0.1",
             "--random-seed=1",
+            "--sleep-on-idle",
             *BACKEND,
             *arguments,
         ]

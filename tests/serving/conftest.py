@@ -26,6 +26,7 @@ ARGUMENTS = {
     "disable-radix-cache": True,
     "mem-fraction-static": 0.1,
     "max-total-tokens": 4096,
+    "sleep-on-idle": True,  # SGLang's scheduler polls otherwise, and takes a core
 }
 EAGLE3 = {
     "prefill-attention-backend": "intel_amx",
