@@ -145,7 +145,9 @@ def test_log_probabilities(server, prompts, reference, same_tokens):
 
 
 def test_an_abort_in_the_middle_leaves_the_others_alone(server, prompts, same_tokens):
-    requests = [Request(prompt, count) for prompt, count in zip(prompts, (3000, 120, 3000, 120), strict=False)]
+    requests = [
+        Request(prompt, count) for prompt, count in zip(prompts, (3000, 120, 3000, 120), strict=False)
+    ]
     before = len(server.words())
 
     def abort():
