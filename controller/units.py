@@ -52,7 +52,7 @@ def look(here: Session) -> list[Unit]:
         said = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if "Id" in said:
             found.append(Unit(said["Id"], said["ActiveState"], _seconds(said["ExecMainStartTimestamp"])))
-    return found
+    return sorted(found, key=lambda unit: unit.name)
 
 
 def outdated(here: Session, units: Iterable[Unit], document: Document) -> list[str]:

@@ -42,6 +42,8 @@ SILENT = (
     "include_role",
     "include_tasks",
 )
+# SSH says nothing when a connection ends under it
+LOST = "the connection was lost; when the host is back, run this again: it settles what was left half done"
 EVIDENCE_LINES = 20
 WIDTH = 80
 
@@ -96,7 +98,9 @@ class Host:
         self.capabilities = result.get("host") or self.capabilities
         self.changed |= bool(document.get("changed"))
         for gate in document.get("gates") or []:
-            self.gates[gate["gate"]] = MARKS.get(gate["outcome"], gate["outcome"])
+            # of several servers, one that is well does not hide one that is not
+            if self.gates.get(gate["gate"]) not in (MARKS["failed"], MARKS["inconclusive"]):
+                self.gates[gate["gate"]] = MARKS.get(gate["outcome"], gate["outcome"])
             if gate["outcome"] in ("failed", "inconclusive"):
                 self.failed.append(gate)
 
@@ -217,16 +221,20 @@ class CallbackModule(Default):
         if self._display.verbosity:
             super().v2_runner_item_on_failed(result)
             return
+        if result.result.get("unreachable"):
+            return  # told once, when the loop has ended
         self._failure(result, f"{self._get_item_label(result.result)}: ")
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        """Show why in one line."""
+        """Show why in one line; of a loop, what was said of the item."""
+        items = [one for one in result.result.get("results") or [] if one.get("unreachable")]
+        why = _one_line((items[-1] if items else result.result).get("msg"))
         if not result.task.ignore_unreachable:
-            self._problems[result.host.name] = _one_line(result.result.get("msg"))
+            self._problems[result.host.name] = why
         if self._display.verbosity:
             super().v2_runner_on_unreachable(result)
             return
-        self._line(result, f"UNREACHABLE: {_one_line(result.result.get('msg'))}", C.COLOR_UNREACHABLE)
+        self._line(result, f"UNREACHABLE: {why}", C.COLOR_UNREACHABLE)
 
     def v2_on_file_diff(self, result: Any) -> None:
         """Show a diff once, and for the other hosts say that theirs is the same."""
@@ -267,6 +275,8 @@ class CallbackModule(Default):
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Show what failed, then one table of the fleet."""
+        # preflight alone has named the hosts that are not ready just above
+        left_out = {} if self._preflight_due else {n: f"left out: {why}" for n, why in self._unready.items()}
         self._show_preflight()
         ours = self._hosts or self._unready
         if not ours or self._display.verbosity:
@@ -275,7 +285,7 @@ class CallbackModule(Default):
             return
         names = sorted(set(self._hosts) | (set(stats.processed) - {"localhost"}))
         self._display.banner("RESULT")
-        for name, problem in sorted(self._problems.items()):
+        for name, problem in sorted({**left_out, **self._problems}.items()):
             self._display.display(wrapped(f"{self._short(name)}: {problem}"), color=C.COLOR_ERROR)
             for gate in self._hosts.get(name, Host()).failed:
                 self._evidence(gate)
@@ -348,5 +358,5 @@ class CallbackModule(Default):
 
 def _one_line(text: Any) -> str:
     """Return what SSH said last, without Ansible's preface and the frame that SSH draws around a warning."""
-    said = str(text or "unreachable").rpartition("can be reached over ssh: ")[2].splitlines()
-    return " ".join(line.strip() for line in said[-2:])
+    said = str(text or "unreachable").split("can be reached over ssh:")[-1].strip().splitlines()
+    return " ".join(line.strip() for line in said[-2:]) or LOST
