@@ -432,6 +432,20 @@ def test_status_tells_drift(pair: list[Reached], inventory: Inventory) -> None:
     assert edited in kept  # nothing is lost
 
 
+def test_a_lost_store_is_told_and_nothing_is_taken_back(pair: list[Reached], inventory: Inventory) -> None:
+    there = inventory(pair[0])
+    assert fab("patch", "--inventory", there).code == 0
+    pair[0].sudo(f"rm -rf {STORE}")
+    before = trees(pair[0], PACKAGES + "/sglang/srt")
+    for task in ("status", "rollback"):
+        ran = fab(task, "--inventory", there)
+        assert ran.code == 1
+        assert "not those of RECORD" in ran.out and "has no backup" in ran.out
+        assert "pip install --force-reinstall --no-deps sglang==0.5.9" in ran.out
+        assert "drifted" in ran.out.splitlines()[-1]
+    assert trees(pair[0], PACKAGES + "/sglang/srt") == before
+
+
 def test_a_changed_bundle_is_refused_on_the_host(
     pair: list[Reached], inventory: Inventory, tmp_path: Path
 ) -> None:
