@@ -103,15 +103,15 @@ HostMaker = Callable[..., list[Reached]]
 
 @pytest.fixture(scope="module")
 def make_hosts(fleet: Fleet) -> Iterator[HostMaker]:
-    """A function (names…, sglang="0.5.9", store_size="") that brings up fresh hosts.
+    """A function (names…, sglang="0.5.9", store_size="", memory="") that brings up fresh hosts.
 
     They go when the module's tests are done.
     """
     made: list[str] = []
 
-    def make(*names: str, sglang: str = "0.5.9", store_size: str = "") -> list[Reached]:
+    def make(*names: str, sglang: str = "0.5.9", store_size: str = "", memory: str = "") -> list[Reached]:
         made.extend(names)
-        return [Reached(host) for host in cli.bring_up(fleet, list(names), sglang, store_size)]
+        return [Reached(host) for host in cli.bring_up(fleet, list(names), sglang, store_size, memory)]
 
     yield make
     standing = {host.name for host in fleet.hosts}

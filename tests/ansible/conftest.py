@@ -165,11 +165,24 @@ class Fleet:
     path: Path
     hosts: list[Reached]
 
-    def write(self, *, address: dict[str, str] | None = None, **variables: Any) -> Path:
-        """Write the inventory and return its path; ``address`` gives other addresses than the true ones."""
+    def write(
+        self,
+        *,
+        address: dict[str, str] | None = None,
+        by_host: dict[str, dict[str, Any]] | None = None,
+        **variables: Any,
+    ) -> Path:
+        """Write the inventory and return its path.
+
+        ``address`` gives other addresses than the true ones, ``by_host`` variables of single hosts.
+        """
         fleet = self.hosts[0].host.fleet
         entries = {
-            host.name: {"ansible_host": (address or {}).get(host.name, host.address)} for host in self.hosts
+            host.name: {
+                "ansible_host": (address or {}).get(host.name, host.address),
+                **(by_host or {}).get(host.name, {}),
+            }
+            for host in self.hosts
         }
         common = {
             "ansible_user": "deploy",

@@ -42,7 +42,9 @@ class Watched:
         """Return how the server died, or None while it lives (or when nothing can tell)."""
         # None: it was gone before the first look
         if self.pid and (self._started is None or systemd.start_time(self.pid) != self._started):
-            return f"process {self.pid} has ended"
+            found = systemd.show(self.unit) if self.unit else None
+            ending = found.ending if found else None
+            return f"process {self.pid} has ended" + (f": {ending}" if ending else "")
         if self.unit is None:
             return None
         found = systemd.show(self.unit)
@@ -89,8 +91,9 @@ def wait(client: Client, watched: Watched, deadline: float, say: _Say, every: fl
             attempt = _Attempt(client, began + deadline - time.monotonic())
         died = watched.death()
         if died:
-            time.sleep(1.0)  # for journald to write down the end
-            reason = f"the server died after {_since(began)}: {died}"
+            after = _since(began)
+            time.sleep(1.0)  # for systemd and journald to write down the end
+            reason = f"the server died after {after}: {watched.death() or died}"
             return _gate("failed", "nothing", began, watched.cause(), reason)
         doing = journalctl.activity(watched.lines()) or ""
         now = time.monotonic()

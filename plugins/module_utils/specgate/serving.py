@@ -229,7 +229,10 @@ def _document(operation: str, options: Options, run: Callable[[], list[Gate]]) -
 def _importable(options: Options) -> dict[str, Any]:
     """Run the static gates when a patch is in use; without one there is nothing to prove before a start."""
     document = operations.status(options)
-    if document["outcome"] == "passed" and document["bundle"]:
+    if document["outcome"] == "passed" and (
+        # files that a killed run left half changed are neither the patch nor SGLang: verify refuses them
+        document["bundle"] or document["installation"]["state"] == "unfinished"
+    ):
         # run by root, it must leave nothing in the caches that the server will want to write
         with tempfile.TemporaryDirectory(prefix="specgate-import-") as scratch:
             document = operations.verify(replace(options, env={name: scratch for name in _CACHES}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,12 @@ _PROPERTIES = (
     "MainPID",
     "InvocationID",
     "Result",
+    "ExecMainCode",
     "ExecMainStatus",
     "NRestarts",
 )
 _STARTING = ("condition", "start-pre", "start")
+_EXITED = "1"  # CLD_EXITED of waitid(2), as ExecMainCode= has it; other endings were signals
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Unit:
     pid: int
     invocation: str
     result: str
+    code: str
     status: str
 
     @property
@@ -43,9 +47,25 @@ class Unit:
 
     @property
     def state(self) -> str:
-        """Return the state for people: ``failed (exit-code, status 1)``."""
-        more = f"{self.result}, status {self.status}" if self.result not in ("", "success") else self.sub
-        return f"{self.active} ({more})"
+        """Return the state for people: ``failed (exit status 1)``."""
+        return f"{self.active} ({self.sub if self.result in ('', 'success') else self.ending or self.result})"
+
+    @property
+    def ending(self) -> str | None:
+        """Return how its last main process ended, and where to look on; None while it runs."""
+        if self.pid or self.code in ("", "0") or not self.status.isdigit():
+            return None
+        if self.code == _EXITED:
+            return f"exit status {self.status}"
+        number = int(self.status)
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        # only a systemd with control groups version 2 knows that it was the kernel, for want of memory
+        if self.result == "oom-kill" or (number == signal.SIGKILL and self.result != "timeout"):
+            sure = (
+                "for want of memory" if self.result == "oom-kill" else "as the kernel does for want of memory"
+            )
+            return f"killed by {name}, {sure}: see journalctl -k -g 'out of memory', free -h, MemoryMax= of the unit"
+        return f"killed by {name} ({self.result})"
 
 
 def show(name: str) -> Unit | None:
@@ -68,6 +88,7 @@ def show(name: str) -> Unit | None:
         pid=int(said.get("MainPID") or 0),
         invocation=said.get("InvocationID", ""),
         result=said.get("Result", ""),
+        code=said.get("ExecMainCode", ""),
         status=said.get("ExecMainStatus", ""),
     )
 

@@ -119,6 +119,9 @@ def _begin(name: str, verb: str, timeout: float) -> None:
     own = journalctl.cause(journalctl.words(journalctl.of_last_start(entries)))
     gates = [entry.message for entry in entries if entry.message.startswith(journalctl.PREFIX)][-1:]
     said = [text.replace(journalctl.PREFIX, "") for text in gates]
+    if not said and not own:
+        ending = (unit and unit.ending) or "its end is not known"
+        own = [f"{ending}; its journal is empty: is the disk full (df -h /var/log/journal /run/log/journal)?"]
     raise UnitError("\n".join([f"{name} did not start: {unit.result if unit else 'unknown'}", *said, *own]))
 
 
