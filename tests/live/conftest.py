@@ -16,6 +16,16 @@ from tests.live.servers import SPECULATION, Request, Server, copy_of_package, pa
 
 HERE = Path(__file__).resolve().parent
 VERSIONS = ("0.5.23", "0.5.19")
+# Tensor-parallel ranks of the servers: with two, ranks that took different sides of the threshold would wait for
+# each other forever.
+RANKS = {
+    "0.5.23": 1,
+    "0.5.19": 2,
+    "0.5.9": 1,
+    "0.5.11": 2,
+    "0.5.12.post1": 2,
+    "0.5.13.post1": 2,
+}
 LONGEST = 200
 
 
@@ -53,9 +63,11 @@ def start(
     """A function that starts a server with these further arguments; it ends with the module's tests."""
     running: list[Server] = []
 
-    def start(*arguments: str, root: Path = patched, target: Path = models / "target") -> Server:
+    def start(
+        *arguments: str, root: Path = patched, target: Path = models / "target", ranks: int = 1
+    ) -> Server:
         log = tmp_path_factory.mktemp("server") / "log"
-        server = Server(environment, root, log, target, *arguments)
+        server = Server(environment, root, log, target, *arguments, ranks=ranks)
         running.append(server)
         return server
 

@@ -69,7 +69,9 @@ def free_port() -> int:
 class Server:
     """A server in a session of its own, so that all of its processes end with it."""
 
-    def __init__(self, environment: Path, root: Path, log: Path, target: Path, *arguments: str) -> None:
+    def __init__(
+        self, environment: Path, root: Path, log: Path, target: Path, *arguments: str, ranks: int = 1
+    ) -> None:
         self.port = free_port()
         self.log = log
         command = [
@@ -83,6 +85,7 @@ class Server:
             "--mem-fraction-static=0.1",
             "--random-seed=1",
             "--sleep-on-idle",
+            f"--tp-size={ranks}",
             *BACKEND,
             *arguments,
         ]
@@ -93,6 +96,8 @@ class Server:
             "OMP_NUM_THREADS": "1",
             "TORCHDYNAMO_DISABLE": "1",
         }
+        if ranks > 1:
+            settings["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))  # a core for each
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,

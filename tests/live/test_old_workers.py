@@ -16,6 +16,7 @@ import pytest
 from controller import matrix
 from controller.render import render
 from tests import wheels
+from tests.live.conftest import RANKS
 from tests.live.servers import Request, Steps, patch, together
 
 pytestmark = pytest.mark.live
@@ -45,7 +46,7 @@ def patched(version, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(start, speculation):
+def server(version, start, speculation):
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("PYTHONPATH", str(KERNELS))
         environ.setenv("SGLANG_ENABLE_SPEC_V2", "1")
@@ -56,6 +57,7 @@ def server(start, speculation):
             "--max-total-tokens=20000",
             "--chunked-prefill-size=32",
             f"--speculative-disable-batch-threshold={THRESHOLD}",
+            ranks=RANKS[version],
         )
 
 
@@ -90,5 +92,6 @@ def test_it_obeys_the_threshold_and_changes_no_token(
     assert steps.plain and steps.speculative and steps.switches >= 2
     for asked, answer in zip([*two, long, *others, *coming], answers, strict=True):
         same_tokens(asked, answer)
-    where = f"{request.node.nodeid.split('[')[0]} ({os.uname().machine}, PyTorch in place of kernels)"
+    name = request.node.nodeid.split("[")[0]
+    where = f"{name} (TP {RANKS[version]}; {os.uname().machine}, PyTorch in place of kernels)"
     matrix.record("live-cpu", version, render(), True, where)

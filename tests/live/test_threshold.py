@@ -10,6 +10,7 @@ import pytest
 
 from controller import matrix
 from controller.render import render
+from tests.live.conftest import RANKS
 from tests.live.servers import Request, Steps, every, together
 
 pytestmark = pytest.mark.live
@@ -25,9 +26,11 @@ def server(request, version, start, speculation):
         "--max-running-requests=16",
         "--max-total-tokens=40000",
         f"--speculative-disable-batch-threshold={THRESHOLD}",
+        ranks=RANKS[version],
     )
     mine = [item for item in request.session.items if item.path == request.path and version in item.name]
-    where = f"tests/live/test_threshold.py ({len(mine)} tests; x86_64, PyTorch in place of kernels)"
+    machine = f"TP {RANKS[version]}; x86_64, PyTorch in place of kernels"
+    where = f"tests/live/test_threshold.py ({len(mine)} tests; {machine})"
     matrix.record("live-cpu", version, render(), request.session.testsfailed == failed_before, where)
 
 

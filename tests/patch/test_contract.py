@@ -193,3 +193,23 @@ def is_set(text: str, name: str) -> bool:
     """Say whether some class in ``text`` assigns or defines this attribute."""
     assigned = rf"\(?(self\.\w+, ?)*self\.{name}(: [^=\n]+)?(,| = )"
     return re.search(rf"^ +({assigned}|{name}: |def {name}\()", text, re.M) is not None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_choice_rests_on_the_batch_size_alone(version):
+    """All tensor-parallel ranks have the same batch; a clock, a rank or a random number would divide them."""
+    tree = rendered(version)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == "choose_plain"]
+    assert [ast.unparse(argument) for call in calls for argument in call.args] == ["len(batch.seq_lens)"]
+    choice = next(
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "choose_plain"
+    )
+    read = {node.id for node in ast.walk(choice) if isinstance(node, ast.Name)}
+    own = {ast.unparse(node) for node in ast.walk(choice) if isinstance(node, ast.Attribute)}
+    assert read <= {"self", "batch_size", "bound", "plain"}
+    assert own == {"self.state", "self.plain", "self.log", "self.log.say"}
+
+
+def called(call: ast.Call) -> str | None:
+    """Return the name of the method that is called."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else None
