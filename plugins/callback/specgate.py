@@ -5,6 +5,7 @@ It is Ansible's default output, except where a result holds the engine's documen
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
@@ -358,5 +359,6 @@ class CallbackModule(Default):
 
 def _one_line(text: Any) -> str:
     """Return what SSH said last, without Ansible's preface and the frame that SSH draws around a warning."""
-    said = str(text or "unreachable").split("can be reached over ssh:")[-1].strip().splitlines()
+    ssh = re.split("(?:can be reached over|to the host via) ssh:", str(text or "unreachable"))[-1]
+    said = ssh.strip().splitlines()
     return " ".join(line.strip() for line in said[-2:]) or LOST

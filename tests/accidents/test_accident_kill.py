@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from specgate import operations
+from specgate import operations, serving
 
 from tests.accidents.conftest import start_apply
 from tests.unit.engine import mini
@@ -179,6 +179,17 @@ def test_the_audit_log_tells_the_story(host):
     assert [line["operation"] for line in lines] == ["recover", "apply"]
     assert lines[0].keys() == lines[1].keys()
     assert "victim" in lines[0]["summary"] and "undone" in lines[0]["summary"]
+
+
+def test_no_server_starts_from_half_the_files(host):
+    """The power comes back before the next run does: the unit asks, and the files are neither old nor new."""
+    wait = {"until": "importable", "python": str(host.python), "store": str(host.store)}
+    assert serving.wait(**wait)["outcome"] == "passed", "pristine files need no proof"
+    drive(host, "apply", f"renamed {mini.SERVER_ARGS}", bundle=mini.bundle())
+    document = serving.wait(**wait)
+    assert document["outcome"] == "failed" and "unfinished" in document["summary"], document
+    host.rollback()
+    assert serving.wait(**wait)["outcome"] == "passed"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -5,15 +5,26 @@ Every test asks what one run of the playbook did to its host; docs/faults.md is 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from tests.ansible.conftest import INSTANCE, SITE, UNIT, Fleet, Ran, main_pid, play, record_holds
-from tests.ansible.trouble import bring_up, bundle, deployed, hold, leftovers, release, story, told
+from tests.ansible.conftest import SITE, UNIT, Fleet, Ran, main_pid, play, record_holds
+from tests.ansible.trouble import (
+    COMMON,
+    bring_up,
+    bundle,
+    deployed,
+    hold,
+    leftovers,
+    release,
+    story,
+    told,
+    wheel,
+)
 from tests.conftest import HostMaker, Reached
-from tests.unit.engine import mini
 
 pytestmark = pytest.mark.hosts
 DROP_IN = f"/etc/systemd/system/{UNIT}.d/local.conf"
@@ -129,10 +140,7 @@ def rollout(make_hosts: HostMaker, tmp_path_factory: pytest.TempPathFactory) -> 
     fleet = Fleet(folder / "hosts.yml", [hosts[name] for name in FAULTS])
     fleet.bundle(bundle())
     by_host = {name: fault.variables for name, fault in FAULTS.items()}
-    inventory = fleet.write(
-        by_host=by_host, sglang_server_instances=[INSTANCE], sglang_server_start_seconds=60,
-        sglang_server_stop_seconds=5,
-    )  # fmt: skip
+    inventory = fleet.write(by_host=by_host, sglang_server_start_seconds=60, **COMMON)
     ran = play("deploy.yml", inventory, specgate_batches=["100%"])
     assert ran.code == 2
     return Rollout(hosts, fleet, ran.out, {name: look(host) for name, host in hosts.items()})
@@ -147,7 +155,7 @@ def rerun(rollout: Rollout) -> Ran:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_it_is_told_and_hurts_nobody(rollout: Rollout, name: str) -> None:
+def test_a_fault(rollout: Rollout, name: str) -> None:
     fault, left = FAULTS[name], rollout.left[name]
     said = told(rollout.out, name, FAULTS)
     assert [words for words in fault.said if words not in said] == [], said
@@ -170,7 +178,7 @@ def test_a_rerun_deploys(rollout: Rollout, rerun: Ran, name: str) -> None:
 
 @dataclass
 class Edited:
-    """Three hosts that somebody has touched since the deploy, and the deploy that met them."""
+    """Hosts that somebody has touched since the deploy, one each, and the deploy that met them."""
 
     hosts: dict[str, Reached]
     out: str
@@ -182,6 +190,7 @@ HANDS = {
     "drop-in": "dies-when-ready",
     "upgraded": "hangs",
     "second-operator": "port-taken",
+    "clock-put-back": "journal-full",
 }
 
 
@@ -195,8 +204,7 @@ def edited(rollout: Rollout, rerun: Ran, tmp_path_factory: pytest.TempPathFactor
     hosts["drop-in"].sudo(f"mkdir /etc/systemd/system/{UNIT}.d")
     hosts["drop-in"].put(DROP_IN, b"[Service]\nEnvironment=LOCAL=1\n")
     hosts["drop-in"].sudo(f"systemctl daemon-reload; systemctl restart {UNIT}")
-    newer = mini.wheel(tmp_path_factory.mktemp("newer"), "0.5.10")
-    hosts["upgraded"].put("/tmp/newer.whl", newer.read_bytes())
+    hosts["upgraded"].put("/tmp/newer.whl", wheel(tmp_path_factory.mktemp("newer"), "0.5.10"))
     hosts["upgraded"].sudo(
         f"cd {SITE} && rm -r sglang-0.5.9.dist-info && python3 -m zipfile -e /tmp/newer.whl ."
     )
@@ -207,11 +215,10 @@ def edited(rollout: Rollout, rerun: Ran, tmp_path_factory: pytest.TempPathFactor
         "--bundle /var/lib/specgate/bundles/*.json > /dev/null 2>&1 & "
         "for i in $(seq 200); do test -e /var/cache/held && exit 0; sleep 0.1; done; exit 1"
     )
+    hosts["clock-put-back"].sudo(f"find {SITE}/sglang -name '*.py' -exec touch -d '+1 day' {{}} +")
     pids = {what: main_pid(host) for what, host in hosts.items()}
     touched = Fleet(rollout.fleet.path.with_name("touched.yml"), list(hosts.values()))
-    touched.write(
-        sglang_server_instances=[INSTANCE], sglang_server_start_seconds=60, sglang_server_stop_seconds=5
-    )
+    touched.write(**COMMON)
     ran = play(
         "deploy.yml", touched.path, "--diff", specgate_batches=["100%"], sglang_facts_skip_unready=True
     )
@@ -252,3 +259,61 @@ def test_a_second_operator_on_the_host_is_waited_for(edited: Edited) -> None:
     assert "another operation is at work on this installation: apply by alice since" in said, said
     assert deployed(host) and main_pid(host) == edited.pids["second-operator"]
     assert story(host)[-2:] == ["apply refused", "apply passed"] and leftovers(host) == []
+
+
+# the clock
+
+# Every clock that Python tells the time of day from, a day off.
+SHIFTED = """\
+import datetime, os, time
+shift, now, now_ns = int(os.environ["SHIFT"]), time.time, time.time_ns
+time.time = lambda: now() + shift
+time.time_ns = lambda: now_ns() + shift * 10**9
+
+class Shifted(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + datetime.timedelta(seconds=shift)
+
+datetime.datetime = Shifted
+"""
+DAY = 86400
+
+
+def test_files_from_the_future_cost_one_restart(rollout: Rollout, edited: Edited) -> None:
+    """The clock was a day ahead when they were written, and was put back."""
+    host = edited.hosts["clock-put-back"]
+    pid = main_pid(host)
+    assert deployed(host) and pid != edited.pids["clock-put-back"]
+    again = play("deploy.yml", rollout.fleet.path, "--limit", host.name)
+    assert (again.code, again.changed) == (0, 0)
+    assert main_pid(host) == pid
+
+
+def test_a_clock_that_jumps_changes_nothing(rollout: Rollout, edited: Edited) -> None:
+    host = edited.hosts["clock-put-back"]
+    host.sudo("mkdir /opt/clock")
+    host.put("/opt/clock/sitecustomize.py", SHIFTED.encode())
+    for more in ("", " or more"):
+        host.put(f"/opt/clock/bundle{len(more)}", json.dumps(bundle(more)).encode())
+
+    def engine(operation: str, shift: int, options: str = "") -> dict[str, Any]:
+        said = host.sudo(
+            f"PYTHONPATH=/opt/clock SHIFT={shift} python3 /usr/local/lib/specgate/specgate.pyz {operation} --json "
+            f"--python /opt/sglang/bin/python {options}",
+            check=False,
+        ).stdout
+        document: dict[str, Any] = json.loads(said)
+        assert document["outcome"] == "passed", document
+        return document
+
+    engine("rollback", -DAY)
+    record_holds(host)
+    began = engine("apply", DAY, "--bundle /opt/clock/bundle0")["started"]
+    assert engine("verify", 0, "--bundle /opt/clock/bundle0")["started"] < began
+    assert engine("apply", 0, "--bundle /opt/clock/bundle8")["changed"]
+    assert not engine("apply", DAY, "--bundle /opt/clock/bundle8")["changed"]
+    assert engine("rollback", -DAY)["changed"]
+    record_holds(host)
+    assert leftovers(host) == []
+    assert story(host)[-5:] == ["rollback passed", *["apply passed"] * 3, "rollback passed"]

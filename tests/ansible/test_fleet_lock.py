@@ -94,6 +94,20 @@ def test_an_expired_lock_counts_no_more(play, tmp_path: Path) -> None:
     assert play("bob", "run-b").wait(timeout=60) == 0
 
 
+def test_a_lock_from_the_future_is_no_obstacle(play, tmp_path: Path) -> None:
+    """The clock was put back: what counts is that its holder has ended."""
+    first = play("alice", "run-a")
+    first.communicate(timeout=60)
+    lock = tmp_path / "lock"
+    holder = json.loads(lock.read_text(encoding="utf-8"))
+    lock.write_text(
+        json.dumps({**holder, "since": "2099-01-01 00:00:00 UTC", "expires": 4e9}), encoding="utf-8"
+    )
+    os.utime(lock, (4e9, 4e9))
+    assert play("bob", "run-b").wait(timeout=60) == 0
+    assert json.loads(lock.read_text(encoding="utf-8"))["owner"] == "bob"
+
+
 def test_check_mode_takes_no_lock(play, tmp_path: Path) -> None:
     assert play("alice", "run-a", "--check").wait(timeout=60) == 0
     assert not (tmp_path / "lock").exists()

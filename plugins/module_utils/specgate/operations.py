@@ -13,6 +13,7 @@ from .bundle import Bundle
 from .changing import settle_unfinished
 from .document import Report
 from .errors import Refused
+from .installation import Installation
 from .options import Options
 from .running import diff, fill, find, holder, judge, need_interpreter, note_holder, run
 from .store import Store, read_audit
@@ -192,6 +193,7 @@ def apply(options: Options) -> dict[str, Any]:
             with held.lock(holder(report)):
                 settle_unfinished(report, found, held)
                 patching.apply(report, options, bundle, found, held)
+                _put_times_right(report, found)
 
     return run("apply", options, body, audit=not options.check)
 
@@ -209,8 +211,14 @@ def rollback(options: Options) -> dict[str, Any]:
             with held.lock(holder(report)):
                 settle_unfinished(report, found, held)
                 restoring.rollback(report, options, found, held)
+                _put_times_right(report, found)
 
     return run("rollback", options, body, audit=not options.check)
+
+
+def _put_times_right(report: Report, found: Installation) -> None:
+    for file in report.files:
+        fs.put_time_right(found.path(file["path"]))
 
 
 def _bundle_to_verify(options: Options, survey: Survey) -> Bundle | None:
