@@ -25,6 +25,7 @@ _raw:
   elements: str
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ class LookupModule(LookupBase):
         path = Path(constants.DEFAULT_LOCAL_TMP) / "specgate.pyz"
         data = archive.engine()
         if not path.exists() or path.read_bytes() != data:
-            fresh = path.with_suffix(f".{id(self)}.new")
+            # workers are forks of one process: all else is the same in each
+            fresh = path.with_suffix(f".{os.getpid()}.new")
             fresh.write_bytes(data)
             fresh.replace(path)
         return [str(path)]

@@ -140,7 +140,7 @@ def rollout(make_hosts: HostMaker, tmp_path_factory: pytest.TempPathFactory) -> 
     fleet = Fleet(folder / "hosts.yml", [hosts[name] for name in FAULTS])
     fleet.bundle(bundle())
     by_host = {name: fault.variables for name, fault in FAULTS.items()}
-    inventory = fleet.write(by_host=by_host, sglang_server_start_seconds=60, **COMMON)
+    inventory = fleet.write(by_host=by_host, **COMMON)
     ran = play("deploy.yml", inventory, specgate_batches=["100%"])
     assert ran.code == 2
     return Rollout(hosts, fleet, ran.out, {name: look(host) for name, host in hosts.items()})

@@ -110,6 +110,7 @@ pgrep -u sglang -l | grep -v "^$(systemctl show -P MainPID {UNIT}) "
 # The gate before each start takes time, and is not what goes wrong here.
 COMMON = {
     "sglang_server_instances": [INSTANCE],
+    "sglang_server_start_seconds": 60,
     "sglang_server_stop_seconds": 5,
     "sglang_server_import_gate": False,
 }
