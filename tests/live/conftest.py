@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from controller.render import render
+from tests.hosts import models as tiny_models
 from tests.live.servers import SPECULATION, Request, Server, copy_of_package, patch
 
 HERE = Path(__file__).resolve().parent
@@ -41,10 +43,14 @@ def environment(version: str, sglang: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def models(sglang: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `target`, `draft` and `first.json`."""
+    """A folder with `target` (and its tokenizer), `draft` and `first.json`."""
     folder = tmp_path_factory.mktemp("models")
-    python = sglang(VERSIONS[0]) / "bin/python"
-    subprocess.run([python, HERE / "permutation_model.py", folder, "float32"], check=True)
+    environment = sglang(VERSIONS[0])
+    subprocess.run([environment / "bin/python", HERE / "permutation_model.py", folder, "float32"], check=True)
+    for file in (tiny_models.build(environment) / "llama").glob(
+        "tokenizer*"
+    ):  # a vocabulary of the same size
+        shutil.copy(file, folder / "target")
     return folder
 
 
@@ -78,20 +84,14 @@ def start(
 
 @pytest.fixture(scope="module")
 def speculation(models: Path) -> tuple[str, ...]:
-    """The arguments of a server that speculates, without a tokenizer."""
+    """The arguments of a server that speculates."""
     draft = f"--speculative-draft-model-path={models / 'draft'}"
-    return (
-        *SPECULATION,
-        draft,
-        "--skip-tokenizer-init",
-        "--grammar-backend=none",
-        "--sampling-backend=pytorch",
-    )
+    return (*SPECULATION, draft, "--grammar-backend=xgrammar", "--sampling-backend=pytorch")
 
 
 @pytest.fixture(scope="session")
-def reference(sglang: Callable[[str], Path], models: Path) -> dict[tuple[int, ...], dict[str, Any]]:
-    """For each of eight prompts what transformers generates greedily: `tokens` and `logprobs`."""
+def generated(sglang: Callable[[str], Path], models: Path) -> dict[str, list[dict[str, Any]]]:
+    """What transformers generates greedily, `free` and under a `grammar`; reference.py says what is in it."""
     done = subprocess.run(
         [sglang(VERSIONS[0]) / "bin/python", HERE / "reference.py", models / "target", str(LONGEST)],
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
@@ -100,7 +100,14 @@ def reference(sglang: Callable[[str], Path], models: Path) -> dict[tuple[int, ..
         timeout=900,
     )
     assert done.returncode == 0, done.stderr
-    return {tuple(one["prompt"]): one for one in json.loads(done.stdout)}
+    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="session")
+def reference(generated: dict[str, list[dict[str, Any]]]) -> dict[tuple[int, ...], dict[str, Any]]:
+    """For each of eight prompts what transformers generates: `tokens` and `logprobs`."""
+    return {tuple(one["prompt"]): one for one in generated["free"]}
 
 
 @pytest.fixture(scope="session")

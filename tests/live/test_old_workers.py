@@ -62,7 +62,7 @@ def server(version, start, speculation):
 
 
 def test_it_obeys_the_threshold_and_changes_no_token(
-    version, server, prompts, same_tokens, draft_steps, request
+    version, server, prompts, generated, same_tokens, draft_steps, request
 ):
     two = [Request(prompt, 20) for prompt in prompts[:THRESHOLD]]
     with Steps(server) as steps:
@@ -92,6 +92,16 @@ def test_it_obeys_the_threshold_and_changes_no_token(
     assert steps.plain and steps.speculative and steps.switches >= 2
     for asked, answer in zip([*two, long, *others, *coming], answers, strict=True):
         same_tokens(asked, answer)
+    # requests under a grammar, which end one after the other
+    ruled = generated["grammar"]
+    rules = [{"temperature": 0, "max_new_tokens": 120, "regex": one["regex"]} for one in ruled]
+    with Steps(server) as steps:
+        answers = server.call(
+            "/generate", {"input_ids": [one["prompt"] for one in ruled], "sampling_params": rules}
+        )
+    assert steps.plain and steps.speculative and steps.switches
+    assert [answer["text"] for answer in answers] == [one["text"] for one in ruled]
+
     name = request.node.nodeid.split("[")[0]
     where = f"{name} (TP {RANKS[version]}; {os.uname().machine}, PyTorch in place of kernels)"
     matrix.record("live-cpu", version, render(), True, where)

@@ -147,6 +147,18 @@ def test_log_probabilities(server, prompts, reference, same_tokens):
         assert [top[0][1] for top in best] == answer["output_ids"]
 
 
+def test_a_grammar_holds_across_the_threshold(server, generated, prompts, same_tokens):
+    """Requests under a grammar, of different lengths, and one without."""
+    ruled, free = generated["grammar"], Request(prompts[5], 70)
+    ids = [*(one["prompt"] for one in ruled), list(free.prompt)]
+    rules = [{"temperature": 0, "max_new_tokens": 120, "regex": one["regex"]} for one in ruled]
+    with Steps(server) as steps:
+        answers = server.call("/generate", {"input_ids": ids, "sampling_params": [*rules, free.sampling]})
+    assert steps.plain and steps.speculative and steps.switches
+    assert [answer["text"] for answer in answers[:-1]] == [one["text"] for one in ruled]
+    same_tokens(free, answers[-1])
+
+
 def test_an_abort_in_the_middle_leaves_the_others_alone(server, prompts, same_tokens):
     requests = [
         Request(prompt, count) for prompt, count in zip(prompts, (3000, 120, 3000, 120), strict=False)

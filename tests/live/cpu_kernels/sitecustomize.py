@@ -73,6 +73,16 @@ def no_warm_up(module):
     module.MHATokenToKVPool._init_kv_copy_and_warmup = lambda pool: None
 
 
+@after("sglang.srt.constrained.xgrammar_backend")
+def grammar(module):
+    from xgrammar import apply_token_bitmask_inplace
+
+    def apply(_, logits, vocab_mask):
+        apply_token_bitmask_inplace(logits, vocab_mask, backend="cpu")
+
+    module.XGrammarGrammar.apply_vocab_mask = apply
+
+
 @after("sglang.srt.speculative.spec_utils")
 def write_slots(module):
     def assign(requests, table, start, end, slots, *_):
