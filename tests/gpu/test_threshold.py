@@ -15,8 +15,8 @@ from benchmarks.threshold.servers import Server, request
 from tests.gpu.gpu_servers import THRESHOLD, release
 from tests.gpu.lag_model import LAG, VOCABULARY, orbit
 
-# A difference in log-probability that another batch size can turn around: these logits are near 16, where bf16 values
-# are 0.0625 to 0.125 apart, and both candidates may be rounded either way.
+# A difference in log-probability that another batch size can turn around: these logits are near 16, and from there on
+# bf16 values are 0.125 apart. Where both candidates are rounded the other way, by one step each, they meet.
 NEAR_TIE = 0.25
 
 
@@ -75,7 +75,7 @@ def assert_same(
             f"token {differs}: {tokens[differs]} is not even among the best 8: {scores}"
         )
         gap = max(scores.values()) - scores[tokens[differs]]
-        assert gap < NEAR_TIE, (
+        assert gap <= NEAR_TIE, (
             f"token {differs} differs ({right[differs]}, got {tokens[differs]}) with a gap of {gap:.3f}"
         )
         gaps.append(round(gap, 4))
