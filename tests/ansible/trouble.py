@@ -18,8 +18,8 @@ from tests.ansible.conftest import INSTANCE, SERVER, SITE, UNIT, install
 from tests.conftest import HostMaker, Reached
 from tests.unit.engine import mini
 
-# Ansible's interpreter on the host: it runs the module that it is sent, and keeps the answer back where that is wanted.
-# What it runs is what counts: the answer of a module that was run is lost on the way.
+# Ansible's interpreter on the host: it runs the module that it is sent. The answer waits while the step is that
+# module: what is lost then has been done, and nobody has heard of it.
 INTERPRETER = r"""#!/bin/sh
 module=$(mktemp /run/module.XXXXXX)
 cat > "$module"
@@ -53,7 +53,7 @@ while _step() == ("live import" if _journal else "staged import"):
 """
 # Before the small server: what it reads, it does.
 FAULTS = """\
-import http.server, os, pathlib, sys, time, traceback
+import http.server, os, pathlib, time, traceback
 
 def text(path):
     return pathlib.Path(path).read_text().strip() if os.path.exists(path) else ""
