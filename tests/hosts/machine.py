@@ -29,6 +29,8 @@ INIT = Path(__file__).with_name("init.sh")
 DELAY = Path(__file__).with_name("delay.py")
 GUARD = ["ip", "route", "replace", "unreachable", "198.51.100.0/24", "metric", "4278198272"]
 CGROUPS = Path("/sys/fs/cgroup")
+# a host's systemd takes about eight; the kernel's own 128 for a user would end at fifteen hosts
+INOTIFY, INOTIFY_INSTANCES = Path("/proc/sys/fs/inotify/max_user_instances"), 1024
 STATE_SIZE = "6g"  # of memory, at most, for the disks of all hosts of a slot
 APART = ("--mount", "--pid", "--uts", "--ipc", "--cgroup")  # the network namespace has a name, for ip
 TOOLS = ("ip", "ss", "sshd", "ssh", "ssh-keygen", "nsenter", "unshare", "setpriv", "mount")
@@ -117,6 +119,8 @@ class Fleet:
         """Guard route, bridge, state folder in memory and the user's key; what stands already stays."""
         self.check_machine()
         run(*GUARD)  # first: no packet for a host that is down may take the default route
+        if int(INOTIFY.read_text()) < INOTIFY_INSTANCES:
+            INOTIFY.write_text(str(INOTIFY_INSTANCES))
         if not Path("/sys/class/net", self.bridge).exists():
             run("ip", "link", "add", self.bridge, "type", "bridge", "forward_delay", "0")
             run("ip", "addr", "add", f"{self.net[1]}/{self.net.prefixlen}", "dev", self.bridge)
