@@ -74,6 +74,14 @@ FAULTS = {
         "dies when ready", "the server is not running", "RuntimeError: an illegal memory access"
     ),
     "hangs": server("hangs", "no token within 3 s, though the port is open", sglang_health_seconds=3),
+    "busy": Fault(
+        "echo busy > /opt/fault",
+        f"rm /opt/fault; systemctl restart {UNIT}",
+        ("inconclusive, so the rollout stops here and the host stays as it is", "works for others"),
+        ("apply passed",),
+        serves=True,
+        variables={"sglang_health_seconds": 3},
+    ),
     "out-of-memory": server("eats memory", "killed by SIGKILL", "for want of memory", "journalctl -k"),
     "port-taken": Fault(
         "systemd-run -q --unit squatter python3 -m http.server 30000 --bind 127.0.0.1",

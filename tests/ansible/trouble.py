@@ -90,8 +90,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 die("an illegal memory access was encountered")
         if self.command == "POST":
             Handler.generations += 1
-            if fault == "hangs" and Handler.generations > 1:
-                time.sleep(1000)
+            while fault in ("hangs", "busy") and Handler.generations > 1:
+                if fault == "busy":
+                    print("Decode batch, #running-req: 7", flush=True)
+                time.sleep(0.5)
         super().send_response(*status)
 
 http.server.BaseHTTPRequestHandler = Handler
