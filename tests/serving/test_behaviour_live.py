@@ -1,40 +1,20 @@
-"""EAGLE-3 on SGLang 0.5.23: a good build passes, and two bad ones that every static gate lets through are caught.
+"""EAGLE-3 on SGLang 0.5.23, as the gates on the running server see it. Bad builds: tests/ansible/test_rollout_live.py.
 
 The tests tell one story, in this order, on one host.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from controller.render import digest, render
 from tests.conftest import HostMaker
 from tests.serving.conftest import EAGLE3, UNIT, Served
 
 pytestmark = [pytest.mark.hosts, pytest.mark.live]
 KEY = "k3y-that-nobody-may-see"
 WITH_KEY = "--api-key-file /etc/sglang/main.key --threshold 2"
-
-
-def mutated(before: str, after: str) -> dict[str, Any]:
-    """Return the bundle with its worker changed on purpose: a bad build that says the right things."""
-    bundle = render()
-    files = [
-        file
-        for variant in bundle["variants"]
-        if "0.5.23" in variant["sglang"]
-        for file in variant["files"]
-        if before in file.get("create", "")
-    ]
-    assert len(files) == 1
-    files[0]["create"] = files[0]["create"].replace(before, after)
-    bundle["version"] += "-mutated"
-    bundle["sha256"] = digest(bundle)
-    return bundle
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +24,6 @@ def served(make_hosts: HostMaker, serve: Callable[..., Served]) -> Served:
     served.variables["sglang_server_api_keys"] = {"main": KEY}
     assert served.play("sglang_patch", "sglang_server").code == 0
     return served
-
-
-def deploy(served: Served, bundle: dict[str, Any]) -> None:
-    """Put a build and restart; every static gate and the start must pass."""
-    served.bundle(bundle)
-    assert served.play("sglang_patch").code == 0
-    assert served.play("sglang_server", sglang_server_restart=True).code == 0
 
 
 def test_a_good_build_passes(served: Served) -> None:
@@ -92,26 +65,3 @@ def test_a_server_that_hangs_with_its_port_open_is_not_healthy(served: Served) -
     assert document["exit_code"] == 1
     assert "no token within 3 s, though the port is open" in document["summary"]
     assert served.probe("health", options=WITH_KEY)["exit_code"] == 0
-
-
-def test_a_worker_that_ignores_the_threshold_is_caught(served: Served) -> None:
-    deploy(served, mutated("plain = batch_size > bound", "plain = False"))
-    assert served.probe("health", "configuration", options=WITH_KEY)["exit_code"] == 0
-    document = served.probe("behaviour", options=WITH_KEY)
-    assert document["exit_code"] == 1
-    assert "ignores the threshold" in document["summary"]
-
-
-def test_a_worker_that_answers_wrong_tokens_is_caught(served: Served) -> None:
-    right = "tokens = self.target.sample(logits, plain)"
-    deploy(served, mutated(right, f"{right}\n        tokens = (tokens + 1) % 500"))
-    assert served.probe("health", "configuration", options=WITH_KEY)["exit_code"] == 0
-    document = served.probe("behaviour", options=WITH_KEY)
-    assert document["exit_code"] == 1
-    assert "wrong tokens, above" in document["summary"]
-
-
-def test_the_audit_log_names_both_bad_builds(served: Served) -> None:
-    lines = served.host.read("/var/lib/specgate/audit.jsonl").splitlines()
-    versions = [(json.loads(line)["bundle"] or {}).get("version", "") for line in lines]
-    assert [version.endswith("-mutated") for version in versions] == [False, True, True]
