@@ -19,6 +19,19 @@ from tests.hosts.machine import Fleet, Host
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 os.environ["SPECGATE_HOSTS_SLOT"] = str(int(os.environ.get("SPECGATE_HOSTS_SLOT", "1")) + _worker)
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that start real servers, then those that need hosts: at the end they would run alone."""
+
+    def rank(item: pytest.Item) -> int:
+        return 0 if item.get_closest_marker("live") else 1 if item.get_closest_marker("hosts") else 2
+
+    first: dict[Path, int] = {}
+    for item in items:
+        first[item.path] = min(first.get(item.path, 2), rank(item))
+    items.sort(key=lambda item: first[item.path])
+
+
 # a run in the background begins with this signal ignored, and so would every program that the tests interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

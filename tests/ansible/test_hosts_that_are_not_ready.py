@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.ansible.conftest import SITE, Fleet, install, play, record_holds, start, tree
 from tests.conftest import Reached
@@ -80,25 +81,27 @@ def test_unfit_hosts_are_left_out(pair: list[Reached], fleet_of: Fleets) -> None
     assert patched(pair[1])
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "words"),
-    [
-        ("specgate_python", "/opt/nothing/bin/python", ("/opt/nothing/bin/python does not exist",)),
-        ("ansible_python_interpreter", "/usr/bin/python9", ("/usr/bin/python9",)),
-        ("ansible_user", "root", ("Permission denied",)),
-        ("sglang_facts_free_mib", 10**9, ("MiB",)),
-    ],
-)
-def test_one_line_with_what_to_do(
-    pair: list[Reached], fleet_of: Fleets, variable: str, value: object, words: tuple[str, ...]
-) -> None:
-    fleet = fleet_of(pair)
-    before = [tree(host) for host in pair]
-    ran = play("deploy.yml", fleet.write(**{variable: value}))
+WRONG: list[tuple[str, object, str]] = [
+    ("specgate_python", "/opt/nothing/bin/python", "/opt/nothing/bin/python does not exist"),
+    ("ansible_python_interpreter", "/usr/bin/python9", "/usr/bin/python9"),
+    ("ansible_user", "root", "Permission denied"),
+    ("sglang_facts_free_mib", 10**9, "MiB"),
+]
+
+
+def test_one_line_with_what_to_do(small_hosts: Callable[[int], list[Reached]], fleet_of: Fleets) -> None:
+    hosts = small_hosts(len(WRONG))
+    inventory = fleet_of(hosts).write()
+    written = yaml.safe_load(inventory.read_text())
+    for host, (variable, value, _) in zip(hosts, WRONG, strict=True):
+        written["gpu"]["hosts"][host.name][variable] = value
+    inventory.write_text(yaml.safe_dump(written))
+    before = [tree(host) for host in hosts]
+    ran = play("deploy.yml", inventory)
     assert ran.code == 2
-    for host in pair:
-        refused(ran.out, host, *words)
-    assert [tree(host) for host in pair] == before
+    for host, (_, _, words) in zip(hosts, WRONG, strict=True):
+        refused(ran.out, host, words)
+    assert [tree(host) for host in hosts] == before
 
 
 def test_read_only_package(pair: list[Reached], fleet_of: Fleets) -> None:

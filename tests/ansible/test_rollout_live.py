@@ -1,4 +1,7 @@
-"""Bad builds that every static gate lets through, on two hosts with real SGLang 0.5.23 and EAGLE-3 on the CPU."""
+"""Two hosts with real SGLang 0.5.23 and EAGLE-3 on the CPU: what the gates on the running server see.
+
+The tests tell one story, in this order: a good build is deployed, then two bad ones that pass every static gate.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ import pytest
 from controller.render import digest, render
 from tests.ansible.conftest import Fleet, main_pid, play, tree
 from tests.conftest import HostMaker, Reached
-from tests.serving.conftest import ARGUMENTS, EAGLE3, ENVIRONMENT
+from tests.serving.conftest import ARGUMENTS, EAGLE3, ENVIRONMENT, UNIT, probe
 
 pytestmark = [pytest.mark.hosts, pytest.mark.live, pytest.mark.timeout(2400)]
 
+KEY = "k3y-that-nobody-may-see"
+WITH_KEY = "--api-key-file /etc/sglang/main.key --threshold 2"
 SERVER: dict[str, Any] = {
     "name": "main",
     "model": "/opt/models/llama",
@@ -62,6 +67,7 @@ def deployed(hosts: list[Reached], tmp_path_factory: pytest.TempPathFactory) -> 
     fleet.write(
         specgate_environment=ENVIRONMENT,
         sglang_server_instances=[SERVER],
+        sglang_server_api_keys={"main": KEY},
         sglang_server_start_seconds=600,
         sglang_health_gates=["health", "configuration", "behaviour"],
     )
@@ -69,6 +75,56 @@ def deployed(hosts: list[Reached], tmp_path_factory: pytest.TempPathFactory) -> 
     assert ran.code == 0
     assert all(main_pid(host) for host in hosts)
     return fleet
+
+
+@pytest.fixture
+def canary(hosts: list[Reached], deployed: Fleet) -> Reached:
+    return hosts[0]
+
+
+def curl(host: Reached, path: str, options: str = "") -> str:
+    return host.run(f"curl -s {options} http://127.0.0.1:30000{path}").stdout
+
+
+def test_a_good_build_passes(canary: Reached) -> None:
+    document = probe(canary, "health", "configuration", "behaviour", options=WITH_KEY)
+    assert document["exit_code"] == 0, document["summary"]
+    evidence = "\n".join(document["gates"][-1]["evidence"])
+    assert "Batch threshold: speculation off, decode batch 3 exceeds 2" in evidence
+    assert "Batch threshold: speculation on" in evidence
+
+
+def test_the_key_is_asked_for_and_never_shown(canary: Reached) -> None:
+    status = "-o /dev/null -w '%{http_code}'"
+    assert curl(canary, "/server_info", status) == "401"
+    assert curl(canary, "/server_info", f"{status} -H 'Authorization: Bearer {KEY}'") == "200"
+    shown = canary.sudo(
+        f"journalctl --no-pager; systemctl show {UNIT}; systemctl cat {UNIT}; cat /proc/*/cmdline; "
+        "cat /proc/*/environ; find /var/lib/specgate -type f -exec cat {} +",
+        check=False,
+    ).stdout
+    assert UNIT in shown and KEY not in shown
+    modes = canary.sudo("stat -c '%U %a' /etc/sglang /etc/sglang/main.key /etc/sglang/main.env").stdout
+    assert modes.splitlines() == ["root 700", "root 600", "root 600"]
+
+
+def test_a_record_from_before_is_compared(canary: Reached) -> None:
+    options = f"{WITH_KEY} --reference /tmp/before.json"
+    assert probe(canary, "record", options=options)["exit_code"] == 0
+    document = probe(canary, "behaviour", options=options)
+    assert document["exit_code"] == 0
+    assert "like the 4 answers from before the patch" in document["gates"][0]["evidence"]
+
+
+def test_a_server_that_hangs_with_its_port_open_is_not_healthy(canary: Reached) -> None:
+    scheduler = canary.run("pgrep -u sglang -f 'sglang::scheduler'").stdout.split()
+    assert scheduler
+    canary.sudo(f"kill -STOP {' '.join(scheduler)}")
+    document = probe(canary, "health", options=f"{WITH_KEY} --deadline 3")
+    canary.sudo(f"kill -CONT {' '.join(scheduler)}")
+    assert document["exit_code"] == 1
+    assert "no token within 3 s, though the port is open" in document["summary"]
+    assert probe(canary, "health", options=WITH_KEY)["exit_code"] == 0
 
 
 @pytest.mark.parametrize("said", BAD)
@@ -85,7 +141,7 @@ def test_a_bad_worker_hurts_one_canary(hosts: list[Reached], deployed: Fleet, sa
     assert tree(hosts[1], *folders) == before
     # the canary serves the good build again, and obeys
     assert main_pid(hosts[0]) not in (0, pids[0])
-    assert play("health.yml", deployed.path, timeout=600).code == 0
+    assert probe(hosts[0], "health", "configuration", "behaviour", options=WITH_KEY)["exit_code"] == 0
     for host in hosts:
         state = json.loads(host.sudo("cat /var/lib/specgate/installations/*/state.json").stdout)
         assert state["bundle"]["sha256"] == render()["sha256"]

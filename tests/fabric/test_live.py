@@ -33,7 +33,7 @@ def test_deploy_health_rollback(make_hosts: HostMaker, inventory: Inventory) -> 
     healthy = fab("health", "--gates", "health,configuration", "--inventory", there)
     assert healthy.code == 0, healthy.out
     assert healthy.out.splitlines()[-1].split()[:4] == ["gpu1", "demo", "ok", "ok"]
-    assert "demo active" in fab("status", "--inventory", there).out
+    assert "active: demo" in fab("status", "--inventory", there).out
     assert "fired up and ready to roll" in fab("logs", "--lines", "500", "--inventory", there).out
 
     back = fab("rollback", "--inventory", there, timeout=600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -42,16 +43,39 @@ def environment(version: str, sglang: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def models(sglang: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `target` (and its tokenizer), `draft` and `first.json`."""
-    folder = tmp_path_factory.mktemp("models")
-    environment = sglang(VERSIONS[0])
-    subprocess.run([environment / "bin/python", HERE / "permutation_model.py", folder, "float32"], check=True)
-    for file in (tiny_models.build(environment) / "llama").glob(
-        "tokenizer*"
-    ):  # a vocabulary of the same size
-        shutil.copy(file, folder / "target")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this run share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "live"
+    folder.mkdir(exist_ok=True)
     return folder
+
+
+def once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Return ``folder``, filled by the first worker that asks."""
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            new = folder.with_suffix(".new")
+            new.mkdir()
+            make(new)
+            new.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(sglang: Callable[[str], Path], shared: Path) -> Path:
+    """A folder with `target` (and its tokenizer), `draft` and `first.json`."""
+    environment = sglang(VERSIONS[0])
+
+    def make(folder: Path) -> None:
+        command = [environment / "bin/python", HERE / "permutation_model.py", folder, "float32"]
+        subprocess.run(command, check=True)
+        # its vocabulary is of the same size
+        for file in (tiny_models.build(environment) / "llama").glob("tokenizer*"):
+            shutil.copy(file, folder / "target")
+
+    return once(shared / "models", make)
 
 
 @pytest.fixture(scope="module")
@@ -90,17 +114,23 @@ def speculation(models: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def generated(sglang: Callable[[str], Path], models: Path) -> dict[str, list[dict[str, Any]]]:
+def generated(sglang: Callable[[str], Path], models: Path, shared: Path) -> dict[str, list[dict[str, Any]]]:
     """What transformers generates greedily, `free` and under a `grammar`; reference.py says what is in it."""
-    done = subprocess.run(
-        [sglang(VERSIONS[0]) / "bin/python", HERE / "reference.py", models / "target", str(LONGEST)],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
+
+    def make(folder: Path) -> None:
+        done = subprocess.run(
+            [sglang(VERSIONS[0]) / "bin/python", HERE / "reference.py", models / "target", str(LONGEST)],
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stderr
+        (folder / "generated.json").write_text(done.stdout)
+
+    found: dict[str, list[dict[str, Any]]] = json.loads(
+        (once(shared / "generated", make) / "generated.json").read_text()
     )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
     return found
 
 

@@ -39,6 +39,16 @@ EAGLE3 = {
 }
 
 
+def probe(host: Reached, *gates: str, options: str = "") -> dict[str, Any]:
+    """Ask the server named main on its host; return the engine's document."""
+    command = (
+        f"python3 /usr/local/lib/specgate/specgate.pyz probe --json --unit {UNIT} {options} {' '.join(gates)}"
+    )
+    document: dict[str, Any] = json.loads(host.sudo(command, check=False, timeout=600).stdout)
+    print(json.dumps(document["gates"], indent=1))
+    return document
+
+
 @dataclass
 class Served:
     """One host, one server named main, and the variables of its inventory."""
@@ -78,10 +88,7 @@ class Served:
 
     def probe(self, *gates: str, options: str = "") -> dict[str, Any]:
         """Ask the server on its host; return the document."""
-        command = f"python3 /usr/local/lib/specgate/specgate.pyz probe --json --unit {UNIT} {options} {' '.join(gates)}"
-        document: dict[str, Any] = json.loads(self.host.sudo(command, check=False, timeout=600).stdout)
-        print(json.dumps(document["gates"], indent=1))
-        return document
+        return probe(self.host, *gates, options=options)
 
     def curl(self, path: str, options: str = "") -> str:
         """Return what curl prints."""

@@ -1,7 +1,7 @@
 """A server that speaks SGLang's interface and misbehaves on request.
 
 For what a real SGLang cannot be brought to on purpose. What a healthy one does, and the two bad builds that matter
-most, are tested with the real one (test_behaviour_live.py).
+most, are tested with the real one (tests/ansible/test_rollout_live.py).
 """
 
 from __future__ import annotations
