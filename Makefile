@@ -31,10 +31,10 @@ lint: setup      ## ruff, mypy, yamllint, ansible-lint (production)
 	.venv/bin/yamllint --strict .
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/ansible-lint --offline
 
-# Two workers, each with hosts of its own: most tests wait for hosts and servers. What failed because both wanted the
+# Three workers, each with hosts of its own: most tests wait for hosts and servers. What failed because all wanted the
 # cores at once gets one more run, alone, and must pass.
 test: lint envs  ## everything that needs no GPU
-	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder || $(PY) -m pytest --last-failed --last-failed-no-failures none
+	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder || $(PY) -m pytest --last-failed --last-failed-no-failures none
 
 lock:            ## write requirements.txt from requirements.in (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --quiet requirements.in -o requirements.txt
