@@ -33,7 +33,8 @@ lint: setup      ## ruff, mypy, yamllint, ansible-lint (production)
 
 # Three workers, each with hosts of its own: most tests wait for hosts and servers. What failed because all wanted the
 # cores at once gets one more run, alone, and must pass.
-test: lint envs  ## everything that needs no GPU
+test: setup      ## everything that needs no GPU
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint envs
 	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder || $(PY) -m pytest --last-failed --last-failed-no-failures none
 
 lock:            ## write requirements.txt from requirements.in (needs uv)

@@ -145,26 +145,22 @@ def test_drain_and_undrain_around_a_restart_only(
 ) -> None:
     log = tmp_path / "lb log; $(touch x)"
     command = ["/bin/sh", "-c", 'echo "$1 $2" >> "$0"', str(log)]
-    fleet = fleet_of(pair)
+    fleet = fleet_of(pair[:1])
     hooks = {
         f"specgate_{word}_command": [*command, word, "{{ inventory_hostname }}"]
         for word in ("drain", "undrain")
     }
     inventory = fleet.write(sglang_server_instances=[INSTANCE], **hooks)
-    assert play("deploy.yml", inventory, **AT_ONCE).code == 0
+    assert play("deploy.yml", inventory).code == 0
     assert not log.exists()  # nothing ran yet, so nothing was restarted
-    first, second = (host.name for host in pair)
+    around = f"drain {pair[0].name}\nundrain {pair[0].name}\n"
     assert play("rollback.yml", inventory).code == 0
-    assert sorted(log.read_text().split("\n")[:-1]) == sorted(
-        f"{w} {n}" for n in (first, second) for w in ("drain", "undrain")
-    )
+    assert log.read_text() == around
     log.unlink()
     assert play("deploy.yml", inventory).code == 0
-    assert log.read_text().split("\n")[:-1] == [
-        f"{w} {n}" for n in (first, second) for w in ("drain", "undrain")
-    ]
+    assert log.read_text() == around
     log.unlink()
-    assert play("deploy.yml", inventory, **AT_ONCE).changed == 0
+    assert play("deploy.yml", inventory).changed == 0
     assert not log.exists()
 
 

@@ -44,7 +44,8 @@ def build(version: str) -> Path:
 
 def environment(version: str) -> Path:
     """The folder of the environment, built or not."""
-    parts = [REQUIREMENTS / f"{version}.txt", *sorted(SHIMS.rglob("*.py"))]
+    shims = (path for path in sorted(SHIMS.rglob("*")) if path.suffix in (".py", ".pth"))
+    parts = [REQUIREMENTS / f"{version}.txt", *shims]
     return _named(f"sglang-{version}", _base().name, *parts, _fill, _pip, _let_torchvision_load)
 
 
