@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,18 +43,20 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
+from controller.once import once
 from controller.render import PatchError, dump, render
 
 
 def _rendered(term: str) -> str:
-    """Return a patch's bundle, rendered once a run: each host's task runs in a process of its own."""
-    kept = Path(constants.DEFAULT_LOCAL_TMP) / f"bundle-{hashlib.sha256(term.encode()).hexdigest()[:16]}.json"
-    if not kept.exists():
-        text = dump(render(Path(term).expanduser() if "/" in term else ROOT / "files" / "patches" / term))
-        fresh = kept.with_suffix(f".{os.getpid()}")
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(kept)
-    return kept.read_text(encoding="utf-8")
+    """Return a patch's bundle, rendered once a run."""
+
+    def make() -> bytes:
+        return dump(
+            render(Path(term).expanduser() if "/" in term else ROOT / "files" / "patches" / term)
+        ).encode()
+
+    name = f"bundle-{hashlib.sha256(term.encode()).hexdigest()[:16]}.json"
+    return once(constants.DEFAULT_LOCAL_TMP, name, make).read_text(encoding="utf-8")
 
 
 def _bundle(term: str) -> str:

@@ -25,7 +25,6 @@ _raw:
   elements: str
 """
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 from controller import archive
+from controller.once import once
 
 
 class LookupModule(LookupBase):
@@ -45,11 +45,4 @@ class LookupModule(LookupBase):
 
     def run(self, terms: list[Any], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[str]:
         """Return the path of the zip file, which lies in Ansible's own temporary folder."""
-        path = Path(constants.DEFAULT_LOCAL_TMP) / "specgate.pyz"
-        data = archive.engine()
-        if not path.exists() or path.read_bytes() != data:
-            # workers are forks of one process: all else is the same in each
-            fresh = path.with_suffix(f".{os.getpid()}.new")
-            fresh.write_bytes(data)
-            fresh.replace(path)
-        return [str(path)]
+        return [str(once(constants.DEFAULT_LOCAL_TMP, "specgate.pyz", archive.engine))]

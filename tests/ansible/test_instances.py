@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.ansible.conftest import Fleet, install, main_pid, play, record_holds
+from tests.ansible.conftest import SITE, Fleet, install, main_pid, play, record_holds
 from tests.conftest import HostMaker, Reached
 from tests.fabric.conftest import fab
 from tests.unit.engine import mini
@@ -27,7 +27,6 @@ THRESHOLD: dict[str, Any] = {
 }
 OLD = {**BASELINE, "name": "old", "port": 30002}
 NEW = {**OLD, "name": "new"}
-SITE_FILES = "/opt/sglang/lib/python3.11/site-packages/sglang"
 DROP_IN = "/etc/systemd/system/sglang@baseline.service.d/local.conf"
 LEFT = (
     "ls -d /etc/sglang /usr/local/lib/specgate /var/cache/sglang /etc/systemd/system/sglang@*.service "
@@ -102,7 +101,7 @@ def test_the_service_user_writes_to_its_cache_only(host: Reached) -> None:
     cache = "/var/cache/sglang/x"
     others = (
         "/var/lib/specgate/x /var/lib/specgate/audit.jsonl /var/lib/specgate/objects/x /usr/local/lib/specgate/x "
-        f"{SITE_FILES}/x {SITE_FILES}/srt/server_args.py /usr/local/lib/specgate/specgate.pyz "
+        f"{SITE}/sglang/x {SITE}/sglang/srt/server_args.py /usr/local/lib/specgate/specgate.pyz "
         "/etc/sglang/baseline.env /etc/systemd/system/sglang@baseline.service"
     )
     touch = "setpriv --reuid sglang --regid sglang --clear-groups touch"

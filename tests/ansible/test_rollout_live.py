@@ -13,7 +13,7 @@ import pytest
 from controller.render import digest, render
 from tests.ansible.conftest import Fleet, main_pid, play, tree
 from tests.conftest import HostMaker, Reached
-from tests.serving.conftest import ARGUMENTS, EAGLE3, ENVIRONMENT, UNIT, probe
+from tests.serving.conftest import ARGUMENTS, EAGLE3, ENVIRONMENT, UNIT, curl, probe
 
 pytestmark = [pytest.mark.hosts, pytest.mark.live, pytest.mark.timeout(2400)]
 
@@ -80,10 +80,6 @@ def deployed(hosts: list[Reached], tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 def canary(hosts: list[Reached], deployed: Fleet) -> Reached:
     return hosts[0]
-
-
-def curl(host: Reached, path: str, options: str = "") -> str:
-    return host.run(f"curl -s {options} http://127.0.0.1:30000{path}").stdout
 
 
 def test_a_good_build_passes(canary: Reached) -> None:

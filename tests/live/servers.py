@@ -34,15 +34,17 @@ BACKEND = ("--prefill-attention-backend=intel_amx", "--decode-attention-backend=
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how many tokens to generate after it, greedily."""
+    """A prompt and how many tokens to generate after it, greedily; under a regular expression, at most as many."""
 
     prompt: tuple[int, ...]
     count: int
+    regex: str | None = None
 
     @property
     def sampling(self) -> dict[str, Any]:
         """Its sampling parameters, as SGLang's /generate takes them."""
-        return {"temperature": 0, "max_new_tokens": self.count, "ignore_eos": True}
+        end = {"regex": self.regex} if self.regex else {"ignore_eos": True}
+        return {"temperature": 0, "max_new_tokens": self.count, **end}
 
 
 def copy_of_package(environment: Path, root: Path) -> Path:

@@ -94,11 +94,8 @@ def test_it_obeys_the_threshold_and_changes_no_token(
         same_tokens(asked, answer)
     # requests under a grammar, which end one after the other
     ruled = generated["grammar"]
-    rules = [{"temperature": 0, "max_new_tokens": 120, "regex": one["regex"]} for one in ruled]
     with Steps(server) as steps:
-        answers = server.call(
-            "/generate", {"input_ids": [one["prompt"] for one in ruled], "sampling_params": rules}
-        )
+        answers = server.generate(Request(tuple(one["prompt"]), 120, one["regex"]) for one in ruled)
     assert steps.plain and steps.speculative and steps.switches
     assert [answer["text"] for answer in answers] == [one["text"] for one in ruled]
 

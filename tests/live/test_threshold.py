@@ -150,10 +150,9 @@ def test_log_probabilities(server, prompts, reference, same_tokens):
 def test_a_grammar_holds_across_the_threshold(server, generated, prompts, same_tokens):
     """Requests under a grammar, of different lengths, and one without."""
     ruled, free = generated["grammar"], Request(prompts[5], 70)
-    ids = [*(one["prompt"] for one in ruled), list(free.prompt)]
-    rules = [{"temperature": 0, "max_new_tokens": 120, "regex": one["regex"]} for one in ruled]
+    requests = [Request(tuple(one["prompt"]), 120, one["regex"]) for one in ruled]
     with Steps(server) as steps:
-        answers = server.call("/generate", {"input_ids": ids, "sampling_params": [*rules, free.sampling]})
+        answers = server.generate([*requests, free])
     assert steps.plain and steps.speculative and steps.switches
     assert [answer["text"] for answer in answers[:-1]] == [one["text"] for one in ruled]
     same_tokens(free, answers[-1])

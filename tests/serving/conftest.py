@@ -49,6 +49,11 @@ def probe(host: Reached, *gates: str, options: str = "") -> dict[str, Any]:
     return document
 
 
+def curl(host: Reached, path: str, options: str = "") -> str:
+    """Return what curl prints, asking the server named main on its host."""
+    return host.run(f"curl -s {options} http://127.0.0.1:30000{path}").stdout
+
+
 @dataclass
 class Served:
     """One host, one server named main, and the variables of its inventory."""
@@ -92,7 +97,7 @@ class Served:
 
     def curl(self, path: str, options: str = "") -> str:
         """Return what curl prints."""
-        return self.host.run(f"curl -s {options} http://127.0.0.1:30000{path}").stdout
+        return curl(self.host, path, options)
 
     def journal(self) -> str:
         return self.host.sudo(f"journalctl -u {UNIT} -o cat --no-pager").stdout
