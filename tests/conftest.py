@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import csv
 import os
 import shlex
 import signal
@@ -34,6 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # a run in the background begins with this signal ignored, and so would every program that the tests interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# where a test host has its SGLang
+SITE = "/opt/sglang/lib/python3.11/site-packages"
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,21 @@ class Reached:
     def sha256(self, path: str) -> str:
         """What GNU sha256sum says of a file."""
         return self.sudo(f"sha256sum {shlex.quote(path)}").stdout.split()[0]
+
+    def recorded(self, site: str = SITE) -> dict[str, str]:
+        """The sha256 in hex of each of SGLang's files, as the wheel's RECORD has it."""
+        rows = csv.reader(self.sudo(f"cat {shlex.quote(site)}/sglang-*.dist-info/RECORD").stdout.splitlines())
+        return {
+            name: base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex()
+            for name, digest, _ in rows
+            if digest and name.startswith("sglang/")
+        }
+
+    def assert_pristine(self, site: str = SITE) -> None:
+        """Assert with GNU sha256sum that SGLang's files are what RECORD says, and that none is new."""
+        listing = "find sglang -type f -not -name '*.pyc' -exec sha256sum {} +"
+        found = self.sudo(f"cd {shlex.quote(site)} && {listing}").stdout
+        assert {line[66:]: line[:64] for line in found.splitlines()} == self.recorded(site)
 
     def cut(self) -> None:
         self.host.cut()

@@ -5,12 +5,19 @@ It is Ansible's default output, except where a result holds the engine's documen
 
 from __future__ import annotations
 
-import re
+import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 from ansible import constants as C
 from ansible.plugins.callback.default import CallbackModule as Default
+
+ROOT = str(Path(__file__).resolve().parents[2])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+from controller.ssh_said import ssh_said
 
 DOCUMENTATION = r"""
 name: specgate
@@ -229,7 +236,7 @@ class CallbackModule(Default):
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """Show why in one line; of a loop, what was said of the item."""
         items = [one for one in result.result.get("results") or [] if one.get("unreachable")]
-        why = _one_line((items[-1] if items else result.result).get("msg"))
+        why = ssh_said(str((items[-1] if items else result.result).get("msg") or "unreachable"), LOST)
         if not result.task.ignore_unreachable:
             self._problems[result.host.name] = why
         if self._display.verbosity:
@@ -355,10 +362,3 @@ class CallbackModule(Default):
         for name, why in sorted(self._unready.items()):
             if name not in self._problems:
                 self._display.display(wrapped(f"{self._short(name)}: not ready: {why}"), color=C.COLOR_ERROR)
-
-
-def _one_line(text: Any) -> str:
-    """Return what SSH said last, without Ansible's preface and the frame that SSH draws around a warning."""
-    ssh = re.split("(?:can be reached over|to the host via) ssh:", str(text or "unreachable"))[-1]
-    said = ssh.strip().splitlines()
-    return " ".join(line.strip() for line in said[-2:]) or LOST

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import csv
 import json
 import os
 import re
@@ -26,7 +24,6 @@ from tests.unit.engine import mini
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOK = Path(sys.executable).parent / "ansible-playbook"
-SITE = "/opt/sglang/lib/python3.11/site-packages"
 UNIT = "sglang@main.service"
 
 # Serves as SGLang does, as far as the gates for health and configuration look, and without a model. Its flags
@@ -233,19 +230,3 @@ def tree(host: Reached, *folders: str) -> str:
 def main_pid(host: Reached, unit: str = UNIT) -> int:
     """Return the unit's main process; 0 when it does not run."""
     return int(host.sudo(f"systemctl show -P MainPID {unit}").stdout)
-
-
-def record_holds(host: Reached, site: str = SITE) -> None:
-    """Assert with sha256sum that SGLang's files are what the wheel's RECORD says, and that none is new."""
-    rows = csv.reader(
-        host.sudo(f"cd {shlex.quote(site)} && cat sglang-*.dist-info/RECORD").stdout.splitlines()
-    )
-    recorded = {
-        name: base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex()
-        for name, digest, _ in rows
-        if digest and name.startswith("sglang/")
-    }
-    found = host.sudo(
-        f"cd {shlex.quote(site)} && find sglang -type f -not -name '*.pyc' -exec sha256sum {{}} +"
-    ).stdout
-    assert {line[66:]: line[:64] for line in found.splitlines()} == recorded

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.ansible.conftest import INSTANCE, SITE, UNIT, Fleet, main_pid, play, record_holds, tree
-from tests.conftest import Reached
+from tests.ansible.conftest import INSTANCE, UNIT, Fleet, main_pid, play, tree
+from tests.conftest import SITE, Reached
 from tests.unit.engine import mini
 
 pytestmark = pytest.mark.hosts
@@ -74,7 +74,7 @@ def test_deploy_then_again_then_rollback(
     back = play("rollback.yml", inventory)
     assert back.code == 0
     for host, pid in zip(pair, pids, strict=True):
-        record_holds(host)
+        host.assert_pristine()
         assert main_pid(host) not in (0, pid)
     pids = [main_pid(host) for host in pair]
     again = play("rollback.yml", inventory)
@@ -175,5 +175,5 @@ def test_the_whole_fleet_can_be_taken_back(
     assert bad.code == 2
     assert "port 30000" in bad.words
     for host in pair:
-        record_holds(host)
+        host.assert_pristine()
         assert host.sudo(f"systemctl cat {UNIT}", check=False).returncode != 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.ansible.conftest import SITE, UNIT, Fleet, Ran, main_pid, play, record_holds
+from tests.ansible.conftest import UNIT, Fleet, Ran, main_pid, play
 from tests.ansible.trouble import (
     COMMON,
     bring_up,
@@ -24,7 +24,7 @@ from tests.ansible.trouble import (
     told,
     wheel,
 )
-from tests.conftest import HostMaker, Reached
+from tests.conftest import SITE, HostMaker, Reached
 
 pytestmark = pytest.mark.hosts
 DROP_IN = f"/etc/systemd/system/{UNIT}.d/local.conf"
@@ -119,7 +119,7 @@ class Left:
 
 def look(host: Reached) -> Left:
     try:
-        record_holds(host)
+        host.assert_pristine()
         record = ""
     except AssertionError as error:
         record = str(error)
@@ -256,7 +256,7 @@ def test_sglang_upgraded_underneath_is_left_alone_and_rolled_back(rollout: Rollo
     assert "no variant" in said and "0.5.10" in said, said
     assert main_pid(host) == edited.pids["upgraded"]
     assert play("rollback.yml", rollout.fleet.path, "--limit", host.name).code == 0
-    record_holds(host)
+    host.assert_pristine()
     assert main_pid(host) not in (0, edited.pids["upgraded"])
     assert story(host)[-1] == "rollback passed" and leftovers(host) == []
 
@@ -316,12 +316,12 @@ def test_a_clock_that_jumps_changes_nothing(rollout: Rollout, edited: Edited) ->
         return document
 
     engine("rollback", -DAY)
-    record_holds(host)
+    host.assert_pristine()
     began = engine("apply", DAY, "--bundle /opt/clock/bundle0")["started"]
     assert engine("verify", 0, "--bundle /opt/clock/bundle0")["started"] < began
     assert engine("apply", 0, "--bundle /opt/clock/bundle8")["changed"]
     assert not engine("apply", DAY, "--bundle /opt/clock/bundle8")["changed"]
     assert engine("rollback", -DAY)["changed"]
-    record_holds(host)
+    host.assert_pristine()
     assert leftovers(host) == []
     assert story(host)[-5:] == ["rollback passed", *["apply passed"] * 3, "rollback passed"]

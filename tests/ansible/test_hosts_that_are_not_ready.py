@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.ansible.conftest import SITE, Fleet, install, play, record_holds, start, tree
-from tests.conftest import Reached
+from tests.ansible.conftest import Fleet, install, play, start, tree
+from tests.conftest import SITE, Reached
 
 pytestmark = pytest.mark.hosts
 Fleets = Callable[[list[Reached]], Fleet]
@@ -111,7 +111,7 @@ def test_read_only_package(pair: list[Reached], fleet_of: Fleets) -> None:
     assert ran.code == 2
     refused(ran.out, pair[0], "read-only", "remount")
     assert not patched(pair[1])
-    record_holds(pair[0])
+    pair[0].assert_pristine()
 
 
 def test_odd_paths(pair: list[Reached], fleet_of: Fleets, wheel: bytes) -> None:
@@ -125,7 +125,7 @@ def test_odd_paths(pair: list[Reached], fleet_of: Fleets, wheel: bytes) -> None:
         assert play("deploy.yml", inventory).code == 0
     assert play("verify.yml", inventory).code == 0
     assert play("rollback.yml", inventory).code == 0
-    record_holds(pair[0], site)
+    pair[0].assert_pristine(site)
     assert pair[0].sudo("test -e /tmp/injected", check=False).returncode == 1
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.ansible.conftest import SITE, Fleet, install, main_pid, play, record_holds
-from tests.conftest import HostMaker, Reached
+from tests.ansible.conftest import Fleet, install, main_pid, play
+from tests.conftest import SITE, HostMaker, Reached
 from tests.fabric.conftest import fab
 from tests.unit.engine import mini
 
@@ -170,8 +170,20 @@ def test_fab_shows_all_and_takes_all_back(fleet: Fleet, host: Reached) -> None:
     before = pids(host, *names)
     back = fab("rollback", *there, "--json")
     assert back.hosts["side1"]["restarted"] == [f"sglang@{name}.service" for name in names]
-    record_holds(host)
+    host.assert_pristine()
     assert not set(pids(host, *names)) & {0, *before}
+
+
+def test_only_what_serves_old_code_is_restarted(fleet: Fleet, host: Reached) -> None:
+    there, names = ("--inventory", str(fleet.path)), ("baseline", "new", "threshold")
+    assert fab("patch", *there).code == 0
+    host.sudo("systemctl restart sglang@new")
+    before = pids(host, *names)
+    assert play("deploy.yml", fleet.path).changed == 1
+    after = pids(host, *names)
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False, True, False]
+    assert play("deploy.yml", fleet.path).changed == 0
+    assert fab("rollback", *there).code == 0
 
 
 def test_absent_leaves_nothing_but_what_is_not_the_roles(fleet: Fleet, host: Reached) -> None:
@@ -180,4 +192,4 @@ def test_absent_leaves_nothing_but_what_is_not_the_roles(fleet: Fleet, host: Rea
     assert host.sudo(LEFT, check=False).stdout == ""
     assert host.read(DROP_IN)
     assert fab("rollback", "--inventory", str(fleet.path)).code == 0
-    record_holds(host)
+    host.assert_pristine()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ansible.conftest import Fleet, Ran, main_pid, play, record_holds, start
+from tests.ansible.conftest import Fleet, Ran, main_pid, play, start
 from tests.ansible.trouble import (
     COMMON,
     bring_up,
@@ -185,7 +185,7 @@ def test_a_rerun_deploys(lost: Lost, rerun: Ran, name: str) -> None:
 def test_a_rollback_ends_at_record(lost: Lost, rolled_back: Ran, name: str) -> None:
     host = lost.hosts[name]
     assert rolled_back.code == 0
-    record_holds(host)
+    host.assert_pristine()
     assert leftovers(host) == []
     assert story(host) == list(CASES[name].story)
 
@@ -211,7 +211,7 @@ def test_a_rollback_interrupted(lost: Lost, rerun: Ran) -> None:
     again = play("rollback.yml", lost.fleet.path, *limit(*names))
     assert again.code == 0
     for name, host in hosts.items():
-        record_holds(host)
+        host.assert_pristine()
         assert leftovers(host) == []
         assert story(host)[-2:] == [BACK, BACK]
         # numbers of processes begin anew with the power

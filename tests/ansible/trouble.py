@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.ansible.conftest import INSTANCE, SERVER, SITE, UNIT, install
-from tests.conftest import HostMaker, Reached
+from tests.ansible.conftest import INSTANCE, SERVER, UNIT, install
+from tests.conftest import SITE, HostMaker, Reached
 from tests.unit.engine import mini
 
 # Ansible's interpreter on the host: it runs the module that it is sent. The answer waits while the step is that

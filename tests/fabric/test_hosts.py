@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
 import json
 import shlex
 import signal
@@ -16,13 +13,12 @@ import pytest
 from controller import remote
 from controller.connect import KEEPALIVE, LOST_AFTER
 from controller.fleet import load
-from tests.conftest import HostMaker, Reached
+from tests.conftest import SITE, HostMaker, Reached
 from tests.fabric.conftest import Inventory, fab, logins, start, trees
 
 pytestmark = pytest.mark.hosts
 
-PACKAGES = "/opt/sglang/lib/python3.11/site-packages"
-SERVER_ARGS = f"{PACKAGES}/sglang/srt/server_args.py"
+SERVER_ARGS = f"{SITE}/sglang/srt/server_args.py"
 FLAG = "speculative_disable_batch_threshold|speculative-disable-batch-threshold"
 STORE = "/var/lib/specgate"
 
@@ -37,30 +33,11 @@ def pristine(pair: list[Reached]) -> None:
     """Every test finds pristine hosts without a store."""
     for host in pair:
         host.sudo(
-            f"cd {PACKAGES}/sglang/srt && rm -rf {STORE} && "
+            f"cd {SITE}/sglang/srt && rm -rf {STORE} && "
             "if test -e /srv/pristine; then cp -a /srv/pristine/. ./; rm -f speculative/batch_threshold.py; "
             "else mkdir /srv/pristine && "
             "cp -a --parents server_args.py speculative/eagle_worker_v2.py /srv/pristine/; fi"
         )
-
-
-def recorded(host: Reached) -> dict[str, str]:
-    """The sha256 in hex of every file of SGLang, as the wheel's RECORD has it."""
-    rows = csv.reader(io.StringIO(host.read(f"{PACKAGES}/sglang-0.5.9.dist-info/RECORD")))
-    return {
-        path: base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex()
-        for path, digest, _ in rows
-        if digest and path.startswith("sglang/srt/")
-    }
-
-
-def assert_pristine(host: Reached) -> None:
-    record = recorded(host)
-    for path in ("sglang/srt/server_args.py", "sglang/srt/speculative/eagle_worker_v2.py"):
-        assert host.sha256(f"{PACKAGES}/{path}") == record[path]
-    assert (
-        host.run(f"test -e {PACKAGES}/sglang/srt/speculative/batch_threshold.py", check=False).returncode == 1
-    )
 
 
 def test_verify_shows_what_grep_and_the_import_say(pair: list[Reached], inventory: Inventory) -> None:
@@ -100,7 +77,7 @@ def test_patch_then_rollback_ends_at_record(pair: list[Reached], inventory: Inve
     back = fab("rollback", "--inventory", there, "--json")
     assert [document["changed"] for document in back.hosts.values()] == [True, True]
     for host in pair:
-        assert_pristine(host)
+        host.assert_pristine()
     assert fab("rollback", "--inventory", there).code == 0
 
 
@@ -109,21 +86,21 @@ def test_dry_run_changes_nothing(pair: list[Reached], inventory: Inventory, task
     there = inventory(pair[0])
     if task == "rollback":
         assert fab("patch", "--inventory", there).code == 0
-    before = trees(pair[0], PACKAGES + "/sglang/srt", STORE)
+    before = trees(pair[0], SITE + "/sglang/srt", STORE)
     ran = fab(task, "--dry-run", "--inventory", there)
     assert ran.code == 0, ran.out + ran.err
-    assert trees(pair[0], PACKAGES + "/sglang/srt", STORE) == before
+    assert trees(pair[0], SITE + "/sglang/srt", STORE) == before
     if task != "backup":
         assert ("+" if task == "patch" else "-") + "    speculative_disable_batch_threshold: int" in ran.out
 
 
 def test_backup_keeps_pristine_bytes_and_nothing_else(pair: list[Reached], inventory: Inventory) -> None:
     host, there = pair[0], inventory(pair[0])
-    before = trees(host, PACKAGES + "/sglang/srt")
+    before = trees(host, SITE + "/sglang/srt")
     assert fab("backup", "--inventory", there).code == 0
-    assert trees(host, PACKAGES + "/sglang/srt") == before
+    assert trees(host, SITE + "/sglang/srt") == before
     kept = host.sudo(f"find {STORE}/objects -type f -exec sha256sum {{}} +").stdout.split()[::2]
-    record = recorded(host)
+    record = host.recorded()
     wanted = ("sglang/srt/server_args.py", "sglang/srt/speculative/eagle_worker_v2.py")
     assert sorted(kept) == sorted(record[path] for path in wanted)
 
@@ -132,7 +109,7 @@ def test_odd_paths_are_paths_and_no_commands(pair: list[Reached], inventory: Inv
     host = pair[0]
     odd = "/srv/a b'c\"$(touch /tmp/injected)`touch /tmp/injected`;é{}*\\"
     host.sudo(f"mkdir -p {shlex.quote(odd)}/store")
-    host.sudo(f"cp -a {PACKAGES}/sglang {PACKAGES}/sglang-0.5.9.dist-info {shlex.quote(odd)}/", timeout=300)
+    host.sudo(f"cp -a {SITE}/sglang {SITE}/sglang-0.5.9.dist-info {shlex.quote(odd)}/", timeout=300)
     there = inventory(host, specgate_root=odd, specgate_python="", specgate_store=f"{odd}/store")
     for task in ("preflight", "patch", "verify", "status", "history"):
         ran = fab(task, "--inventory", there)
@@ -141,10 +118,10 @@ def test_odd_paths_are_paths_and_no_commands(pair: list[Reached], inventory: Inv
     assert len(host.run(f"grep -E {shlex.quote(FLAG)} {patched}").stdout.splitlines()) >= 3
     assert fab("rollback", "--inventory", there).code == 0
     restored = host.run(f"sha256sum < {patched}").stdout.split()[0]
-    assert restored == recorded(host)["sglang/srt/server_args.py"]
+    assert restored == host.recorded()["sglang/srt/server_args.py"]
     assert host.run("test -e /tmp/injected", check=False).returncode == 1
     assert not Path("/tmp/injected").exists()
-    assert_pristine(host)
+    host.assert_pristine()
 
 
 FAULTS = {
@@ -376,7 +353,7 @@ def test_rollback_restarts_what_ran_and_only_if_something_changed(
     assert after not in (before, "0") and pid(servers, "rests") == "0"
     assert fab("rollback", "--inventory", there).code == 0
     assert pid(servers, "runs") == after
-    assert_pristine(servers)
+    servers.assert_pristine()
 
 
 def test_rollback_restarts_what_an_interrupted_one_left(servers: Reached, inventory: Inventory) -> None:
@@ -388,7 +365,7 @@ def test_rollback_restarts_what_an_interrupted_one_left(servers: Reached, invent
     before = pid(servers, "runs")
     (host,) = load(there)
     with remote.session(host) as here:  # all but the restart
-        assert remote.engine(here, ["rollback", "--root", PACKAGES])["changed"]
+        assert remote.engine(here, ["rollback", "--root", SITE])["changed"]
     ran = fab("rollback", "--inventory", there, "--json").hosts["gpu1"]
     assert (ran["changed"], ran["restarted"]) == (False, ["sglang@runs.service"])
     assert pid(servers, "runs") not in (before, "0")
@@ -405,7 +382,7 @@ def test_rollback_fails_when_a_server_does_not_come_back(servers: Reached, inven
     assert ran.code == 1
     assert "the files are pristine, but sglang@runs.service does not serve" in ran.out
     assert "no memory left" in ran.out
-    assert_pristine(servers)
+    servers.assert_pristine()
 
 
 def test_status_and_logs_show_servers_without_secrets(servers: Reached, inventory: Inventory) -> None:
@@ -427,7 +404,7 @@ def test_status_tells_drift(pair: list[Reached], inventory: Inventory) -> None:
     verified = fab("verify", "--inventory", there, "--json")
     assert (verified.code, verified.hosts["gpu2"]["outcome"]) == (1, "passed")
     assert fab("rollback", "--inventory", there).code == 0
-    assert_pristine(pair[0])
+    pair[0].assert_pristine()
     kept = pair[0].sudo(f"find {STORE} -type f -exec sha256sum {{}} +").stdout
     assert edited in kept  # nothing is lost
 
@@ -436,14 +413,14 @@ def test_a_lost_store_is_told_and_nothing_is_taken_back(pair: list[Reached], inv
     there = inventory(pair[0])
     assert fab("patch", "--inventory", there).code == 0
     pair[0].sudo(f"rm -rf {STORE}")
-    before = trees(pair[0], PACKAGES + "/sglang/srt")
+    before = trees(pair[0], SITE + "/sglang/srt")
     for task in ("status", "rollback"):
         ran = fab(task, "--inventory", there)
         assert ran.code == 1
         assert "not those of RECORD" in ran.out and "has no backup" in ran.out
         assert "pip install --force-reinstall --no-deps sglang==0.5.9" in ran.out
         assert "drifted" in ran.out.splitlines()[-1]
-    assert trees(pair[0], PACKAGES + "/sglang/srt") == before
+    assert trees(pair[0], SITE + "/sglang/srt") == before
 
 
 def test_a_changed_bundle_is_refused_on_the_host(
@@ -452,7 +429,7 @@ def test_a_changed_bundle_is_refused_on_the_host(
     path = tmp_path / "b.json"
     assert fab("bundle", "--out", str(path)).code == 0
     path.write_text(path.read_text().replace("always speculate", "never speculate"))
-    before = trees(pair[0], PACKAGES + "/sglang/srt")
+    before = trees(pair[0], SITE + "/sglang/srt")
     ran = fab("patch", "--patch", str(path), "--inventory", inventory(pair[0]), "--json")
     assert (ran.code, ran.hosts["gpu1"]["outcome"]) == (1, "refused")
-    assert trees(pair[0], PACKAGES + "/sglang/srt") == before
+    assert trees(pair[0], SITE + "/sglang/srt") == before

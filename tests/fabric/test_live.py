@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from controller.fleet import ROOT
-from tests.conftest import HostMaker
+from tests.conftest import SITE, HostMaker
 from tests.fabric.conftest import Inventory, fab, trees
-from tests.fabric.test_hosts import PACKAGES, assert_pristine, pid
+from tests.fabric.test_hosts import pid
 
 pytestmark = [pytest.mark.hosts, pytest.mark.live]
 
@@ -19,11 +19,11 @@ def test_deploy_health_rollback(make_hosts: HostMaker, inventory: Inventory) -> 
     server = yaml.safe_load((ROOT / "inventory/local/group_vars/gpu.yml").read_text())
     there = inventory(host, **{**server, "specgate_lock_path": "/tmp/specgate-test-fabric.lock"})
 
-    before = trees(host, f"{PACKAGES}/sglang/srt")
+    before = trees(host, f"{SITE}/sglang/srt")
     dry = fab("deploy", "--dry-run", "--inventory", there)
     assert dry.code == 0, dry.out + dry.err
     assert "+    speculative_disable_batch_threshold: int = 0" in dry.out
-    assert trees(host, f"{PACKAGES}/sglang/srt") == before
+    assert trees(host, f"{SITE}/sglang/srt") == before
     early = fab("health", "--inventory", there)
     assert (early.code, "FAILED" in early.out) == (1, True), early.out
 
@@ -38,7 +38,7 @@ def test_deploy_health_rollback(make_hosts: HostMaker, inventory: Inventory) -> 
 
     back = fab("rollback", "--inventory", there, timeout=600)
     assert back.code == 0, back.out
-    assert_pristine(host)
+    host.assert_pristine()
     assert pid(host, "demo") not in (first, "0")
     assert fab("health", "--inventory", there).code == 0
     unpatched = fab("health", "--gates", "configuration", "--inventory", there)

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,15 @@ class Server:
         listed = list(requests)
         prompts, sampling = [list(one.prompt) for one in listed], [one.sampling for one in listed]
         return self.call("/generate", {"input_ids": prompts, "sampling_params": sampling, **more})
+
+    def generate_in_turn(self, requests: Iterable[Request], gap: float) -> list[dict[str, Any]]:
+        """Generate for each request in a call of its own, each `gap` seconds after the one before."""
+
+        def late(one: Request, seconds: float) -> dict[str, Any]:
+            time.sleep(seconds)
+            return self.generate([one])[0]
+
+        return together(*(partial(late, one, gap * turn) for turn, one in enumerate(requests)))
 
     def state(self) -> dict[str, Any]:
         return self.call("/server_info")["internal_states"][0]

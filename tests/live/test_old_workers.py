@@ -7,7 +7,6 @@ streams are not exercised: `pytest -m gpu` does that.
 from __future__ import annotations
 
 import os
-import time
 import zipfile
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from controller import matrix
 from controller.render import render
 from tests import wheels
 from tests.live.conftest import RANKS
-from tests.live.servers import Request, Steps, patch, together
+from tests.live.servers import Request, Steps, patch
 
 pytestmark = pytest.mark.live
 KERNELS = Path(__file__).parent / "cpu_kernels"
@@ -82,13 +81,8 @@ def test_it_obeys_the_threshold_and_changes_no_token(
     coming = [
         Request(prompt, count) for prompt, count in zip(prompts, (120, 80, 50, 40, 30, 20), strict=False)
     ]
-
-    def late(one, seconds):
-        time.sleep(seconds)
-        return server.generate([one])[0]
-
     with Steps(server) as steps:
-        answers += together(*(lambda one=one, i=i: late(one, 0.2 * i) for i, one in enumerate(coming)))
+        answers += server.generate_in_turn(coming, 0.2)
     assert steps.plain and steps.speculative and steps.switches >= 2
     for asked, answer in zip([*two, long, *others, *coming], answers, strict=True):
         same_tokens(asked, answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -15,6 +16,8 @@ from tests.live.servers import Request, Steps, every, together
 
 pytestmark = pytest.mark.live
 THRESHOLD = 2
+# How far the lead of the best logit may be from transformers': it was up to 0.17, without the patch (reference.py).
+LEAD_OFF = 0.25
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +77,7 @@ def test_crossing_both_ways_changes_no_token(server, prompts, same_tokens):
     counts = (150, 110, 90, 70, 50, 40, 20, 10)
     requests = [Request(prompt, count) for prompt, count in zip(prompts, counts, strict=True)]
     with Steps(server) as steps:
-
-        def late(request, seconds):
-            time.sleep(seconds)
-            return server.generate([request])[0]
-
-        answers = together(*(lambda r=r, i=i: late(r, 0.3 * i) for i, r in enumerate(requests)))
+        answers = server.generate_in_turn(requests, 0.3)
     assert steps.plain and steps.speculative and steps.switches >= 2
     for request, answer in zip(requests, answers, strict=True):
         same_tokens(request, answer)
@@ -142,7 +140,8 @@ def test_log_probabilities(server, prompts, reference, same_tokens):
         said = answer["meta_info"]["output_token_logprobs"]
         assert [token for _, token, _ in said] == answer["output_ids"]
         for (value, _, _), expected in zip(said, reference[request.prompt]["logprobs"], strict=False):
-            assert value == pytest.approx(expected, abs=0.02)
+            # a lead that is off by d moves the log probability of p by d (1 - p)
+            assert value == pytest.approx(expected, abs=1e-4 - LEAD_OFF * math.expm1(expected))
         best = answer["meta_info"]["output_top_logprobs"]
         assert [top[0][1] for top in best] == answer["output_ids"]
 
