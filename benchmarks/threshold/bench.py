@@ -57,6 +57,12 @@ def options() -> argparse.Namespace:
         "--accept-length", type=float, default=2.5, help="simulated; 0 leaves acceptance to the draft"
     )
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=1,
+        help="in a burst at least, one after the other where the concurrency is lower: steadier figures there",
+    )
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=512)
     parser.add_argument("--tensor-parallel", type=int, default=1)
@@ -198,7 +204,7 @@ def rounds(chosen: argparse.Namespace, servers: list[Server]) -> list[dict[str, 
                 measurement = measure(
                     server.port,
                     concurrency,
-                    concurrency,
+                    max(concurrency, chosen.requests),
                     chosen.prompt_tokens,
                     chosen.new_tokens,
                     seed=1000 * repeat + concurrency,
