@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,40 +125,36 @@ def test_a_refused_patch_disturbs_nobody(
 
 
 def test_an_interrupted_deploy_restarts_what_it_patched(
-    pair: list[Reached], fleet_of: Callable[[list[Reached]], Fleet]
+    small_hosts: Callable[[int], list[Reached]], fleet_of: Callable[[list[Reached]], Fleet], tmp_path: Path
 ) -> None:
-    """The files are new, the process is old: the next run must see it, though the patch is in place."""
-    fleet = fleet_of(pair[:1])
-    inventory = fleet.write(sglang_server_instances=[INSTANCE])
-    assert play("deploy.yml", inventory).code == 0
-    assert play("rollback.yml", inventory).code == 0
-    fleet.write()
-    assert play("deploy.yml", inventory).code == 0  # patches only: no server is asked for
-    pid = main_pid(pair[0])
-    fleet.write(sglang_server_instances=[INSTANCE])
-    again = play("deploy.yml", inventory)
-    assert (again.code, again.changed) == (0, 1)
-    assert main_pid(pair[0]) not in (0, pid)
+    """The files are new, the process is old: the next run must see it, though the patch is in place.
 
-
-def test_drain_and_undrain_around_a_restart_only(
-    pair: list[Reached], fleet_of: Callable[[list[Reached]], Fleet], tmp_path: Any
-) -> None:
+    The commands to drain and to undrain run around a restart, and only then.
+    """
     log = tmp_path / "lb log; $(touch x)"
     command = ["/bin/sh", "-c", 'echo "$1 $2" >> "$0"', str(log)]
-    fleet = fleet_of(pair[:1])
+    (host,) = small_hosts(1)
+    fleet = fleet_of([host])
     hooks = {
         f"specgate_{word}_command": [*command, word, "{{ inventory_hostname }}"]
         for word in ("drain", "undrain")
     }
     inventory = fleet.write(sglang_server_instances=[INSTANCE], **hooks)
+    around = f"drain {host.name}\nundrain {host.name}\n"
     assert play("deploy.yml", inventory).code == 0
     assert not log.exists()  # nothing ran yet, so nothing was restarted
-    around = f"drain {pair[0].name}\nundrain {pair[0].name}\n"
     assert play("rollback.yml", inventory).code == 0
     assert log.read_text() == around
     log.unlink()
-    assert play("deploy.yml", inventory).code == 0
+
+    fleet.write(**hooks)
+    pid = main_pid(host)
+    assert play("deploy.yml", inventory).code == 0  # patches only: no server is asked for
+    assert main_pid(host) == pid and not log.exists()
+    fleet.write(sglang_server_instances=[INSTANCE], **hooks)
+    again = play("deploy.yml", inventory)
+    assert (again.code, again.changed) == (0, 1)
+    assert main_pid(host) not in (0, pid)
     assert log.read_text() == around
     log.unlink()
     assert play("deploy.yml", inventory).changed == 0

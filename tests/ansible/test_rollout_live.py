@@ -69,6 +69,7 @@ def deployed(hosts: list[Reached], tmp_path_factory: pytest.TempPathFactory) -> 
         sglang_server_instances=[SERVER],
         sglang_server_api_keys={"main": KEY},
         sglang_server_start_seconds=600,
+        sglang_server_import_gate=False,
         sglang_health_gates=["health", "configuration", "behaviour"],
     )
     ran = play("deploy.yml", fleet.path, timeout=1200)
@@ -129,7 +130,8 @@ def test_a_bad_worker_hurts_one_canary(hosts: list[Reached], deployed: Fleet, sa
     folders = ("/etc", "/var/lib/specgate", "/opt/sglang/lib/python3.11/site-packages/sglang/srt")
     before = tree(hosts[1], *folders)
     deployed.bundle(mutated(*BAD[said]))
-    bad = play("deploy.yml", deployed.path, timeout=1200)
+    # importing takes long: that a bad worker passes this gate as well is seen once
+    bad = play("deploy.yml", deployed.path, timeout=1200, specgate_no_import=said != next(iter(BAD)))
     assert bad.code == 2
     assert said in bad.words
     # the second host was not touched

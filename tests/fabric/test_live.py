@@ -17,7 +17,8 @@ def test_deploy_health_rollback(make_hosts: HostMaker, inventory: Inventory) -> 
     (host,) = make_hosts("gpu1")
     # the server of the demo fleet
     server = yaml.safe_load((ROOT / "inventory/local/group_vars/gpu.yml").read_text())
-    there = inventory(host, **{**server, "specgate_lock_path": "/tmp/specgate-test-fabric.lock"})
+    ours = {"specgate_lock_path": "/tmp/specgate-test-fabric.lock", "sglang_server_import_gate": False}
+    there = inventory(host, **{**server, **ours})
 
     before = trees(host, f"{SITE}/sglang/srt")
     dry = fab("deploy", "--dry-run", "--inventory", there)
