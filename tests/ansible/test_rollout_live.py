@@ -72,7 +72,8 @@ def deployed(hosts: list[Reached], tmp_path_factory: pytest.TempPathFactory) -> 
         sglang_server_import_gate=False,
         sglang_health_gates=["health", "configuration", "behaviour"],
     )
-    ran = play("deploy.yml", fleet.path, timeout=1200)
+    # a start imports more than the import gate does
+    ran = play("deploy.yml", fleet.path, timeout=1200, specgate_no_import=True)
     assert ran.code == 0
     assert all(main_pid(host) for host in hosts)
     return fleet
@@ -83,12 +84,15 @@ def canary(hosts: list[Reached], deployed: Fleet) -> Reached:
     return hosts[0]
 
 
-def test_a_good_build_passes(canary: Reached) -> None:
-    document = probe(canary, "health", "configuration", "behaviour", options=WITH_KEY)
+def test_a_good_build_passes_as_before(canary: Reached) -> None:
+    options = f"{WITH_KEY} --reference /tmp/before.json"
+    assert probe(canary, "record", options=options)["exit_code"] == 0
+    document = probe(canary, "health", "configuration", "behaviour", options=options)
     assert document["exit_code"] == 0, document["summary"]
     evidence = "\n".join(document["gates"][-1]["evidence"])
     assert "Batch threshold: speculation off, decode batch 3 exceeds 2" in evidence
     assert "Batch threshold: speculation on" in evidence
+    assert "like the 4 answers from before the patch" in evidence
 
 
 def test_the_key_is_asked_for_and_never_shown(canary: Reached) -> None:
@@ -103,14 +107,6 @@ def test_the_key_is_asked_for_and_never_shown(canary: Reached) -> None:
     assert UNIT in shown and KEY not in shown
     modes = canary.sudo("stat -c '%U %a' /etc/sglang /etc/sglang/main.key /etc/sglang/main.env").stdout
     assert modes.splitlines() == ["root 700", "root 600", "root 600"]
-
-
-def test_a_record_from_before_is_compared(canary: Reached) -> None:
-    options = f"{WITH_KEY} --reference /tmp/before.json"
-    assert probe(canary, "record", options=options)["exit_code"] == 0
-    document = probe(canary, "behaviour", options=options)
-    assert document["exit_code"] == 0
-    assert "like the 4 answers from before the patch" in document["gates"][0]["evidence"]
 
 
 def test_a_server_that_hangs_with_its_port_open_is_not_healthy(canary: Reached) -> None:
@@ -137,12 +133,16 @@ def test_a_bad_worker_hurts_one_canary(hosts: list[Reached], deployed: Fleet, sa
     # the second host was not touched
     assert main_pid(hosts[1]) == pids[1]
     assert tree(hosts[1], *folders) == before
-    # the canary serves the good build again, and obeys
+    # the canary serves the good build again
     assert main_pid(hosts[0]) not in (0, pids[0])
-    assert probe(hosts[0], "health", "configuration", "behaviour", options=WITH_KEY)["exit_code"] == 0
+    assert probe(hosts[0], "health", "configuration", options=WITH_KEY)["exit_code"] == 0
     for host in hosts:
         state = json.loads(host.sudo("cat /var/lib/specgate/installations/*/state.json").stdout)
         assert state["bundle"]["sha256"] == render()["sha256"]
+
+
+def test_the_canary_obeys_again(canary: Reached) -> None:
+    assert probe(canary, "behaviour", options=WITH_KEY)["exit_code"] == 0
 
 
 def test_the_audit_log_of_the_canary_names_both(hosts: list[Reached], deployed: Fleet) -> None:

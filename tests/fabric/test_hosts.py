@@ -433,3 +433,9 @@ def test_a_changed_bundle_is_refused_on_the_host(
     ran = fab("patch", "--patch", str(path), "--inventory", inventory(pair[0]), "--json")
     assert (ran.code, ran.hosts["gpu1"]["outcome"]) == (1, "refused")
     assert trees(pair[0], SITE + "/sglang/srt") == before
+
+
+def test_a_deploy_that_fails_keeps_its_exit_code(pair: list[Reached], inventory: Inventory) -> None:
+    failed = fab("deploy", "--inventory", inventory(pair[0], specgate_python="/opt/nowhere/bin/python"))
+    assert failed.code == 2, failed.out
+    assert "/opt/nowhere/bin/python" in failed.out

@@ -21,7 +21,7 @@ MASKED = (
 )  # fmt: skip
 # Without the post-quantum key exchange, which takes half the processor time of a short connection.
 SSHD = """\
-KexAlgorithms curve25519-sha256
+KexAlgorithms curve25519-sha256,curve25519-sha256@libssh.org
 PermitRootLogin no
 PasswordAuthentication no
 AllowUsers deploy

@@ -70,6 +70,14 @@ class Served:
 
     def play(self, *roles: str, arguments: tuple[str, ...] = (), **extra: Any) -> Ran:
         """Run roles on the host, as a playbook of a user would."""
+        inventory, playbook = self.inventory(), self.folder / "play.yml"
+        playbook.write_text(
+            yaml.safe_dump([{"name": "Test", "hosts": "gpu", "gather_facts": False, "roles": list(roles)}])
+        )
+        return play(str(playbook), inventory, *arguments, timeout=800, **extra)
+
+    def inventory(self) -> Path:
+        """Write the inventory of the host and return its path."""
         fleet = self.host.host.fleet
         variables = {
             "ansible_user": "deploy",
@@ -78,12 +86,9 @@ class Served:
             **self.variables,
         }
         hosts = {self.host.name: {"ansible_host": self.host.address}}
-        inventory, playbook = self.folder / "hosts.yml", self.folder / "play.yml"
+        inventory = self.folder / "hosts.yml"
         inventory.write_text(yaml.safe_dump({"gpu": {"hosts": hosts, "vars": variables}}))
-        playbook.write_text(
-            yaml.safe_dump([{"name": "Test", "hosts": "gpu", "gather_facts": False, "roles": list(roles)}])
-        )
-        return play(str(playbook), inventory, *arguments, timeout=800, **extra)
+        return inventory
 
     def bundle(self, document: dict[str, Any]) -> None:
         """Say which patch ``sglang_patch`` puts."""

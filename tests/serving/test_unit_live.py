@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.conftest import SITE, HostMaker
+from tests.fabric.conftest import fab, trees
 from tests.serving.conftest import UNIT, Served
 
 pytestmark = [pytest.mark.hosts, pytest.mark.live]
@@ -23,19 +24,44 @@ GENERATE = (
 
 @pytest.fixture(scope="module")
 def served(make_hosts: HostMaker, serve: Callable[..., Served]) -> Served:
+    """The host as ``fab deploy`` left it, after a dry run of it."""
     host = make_hosts("unit1")[0]
     served = serve(host, 0, {"attention-backend": "torch_native", "disable-overlap-schedule": True})
-    served.variables["specgate_no_import"] = True  # a start imports more than the gate does
+    served.variables |= {
+        "specgate_no_import": True,  # a start imports more than the gate does
+        "specgate_lock_path": str(served.folder / "lock"),
+        "sglang_health_gates": ["health", "configuration"],
+    }
     host.sudo(f"mkdir -p {DROP_IN.rsplit('/', 1)[0]}")
     host.put(DROP_IN, b"[Service]\nEnvironment=LOCAL=1\n")
-    assert served.play("sglang_patch", "sglang_server").code == 0
+    before = trees(host, f"{SITE}/sglang/srt")
+    dry = fabric(served, "deploy", "--dry-run")
+    assert "+    speculative_disable_batch_threshold: int = 0" in dry
+    assert trees(host, f"{SITE}/sglang/srt") == before
+    assert "FAILED" in fabric(served, "health", code=1)
+    fabric(served, "deploy")
     return served
+
+
+def fabric(served: Served, task: str, *words: str, code: int = 0) -> str:
+    """Run a task of Fabric on the host and return what it printed; AssertionError for another exit code."""
+    ran = fab(task, *words, "--inventory", str(served.inventory()), timeout=800)
+    print(ran.out, ran.err)
+    assert ran.code == code
+    return ran.out
 
 
 def test_a_start_is_over_when_it_serves(served: Served) -> None:
     said = json.loads(served.curl("/generate", GENERATE))
     assert said["meta_info"]["completion_tokens"] == 3
     assert served.curl("/health", "-o /dev/null -w '%{http_code}'") == "200"
+
+
+def test_fab_sees_it_serve(served: Served) -> None:
+    row = fabric(served, "health", "--gates", "health,configuration").splitlines()[-1]
+    assert row.split()[:4] == ["unit1", "main", "ok", "ok"]
+    assert "active: main" in fabric(served, "status")
+    assert "fired up and ready to roll" in fabric(served, "logs", "--lines", "500")
 
 
 def test_the_running_server_reports_the_field(served: Served) -> None:
@@ -86,9 +112,32 @@ def test_a_unit_that_systemd_would_ignore_in_part_is_not_installed(served: Serve
     assert served.host.sha256(f"/etc/systemd/system/{UNIT}") == before
 
 
+def test_after_a_rollback_the_same_unit_serves_the_old_build(served: Served) -> None:
+    before = served.pid
+    fabric(served, "rollback")
+    served.host.assert_pristine()
+    assert served.pid not in (0, before)
+    fabric(served, "health", "--gates", "health")
+    assert "speculative_disable_batch_threshold" not in json.loads(served.curl("/server_info"))
+    assert "starting without it" in served.journal()
+    fabric(served, "health", "--gates", "configuration", code=1)
+
+
+def test_a_server_that_dies_is_started_again_and_told_of(served: Served) -> None:
+    before = served.pid
+    assert before
+    served.host.sudo(f"kill -9 {before}")
+    document = served.probe("health", options="--deadline 0.1")
+    assert document["exit_code"] == 1
+    assert "not running" in document["summary"] or "nothing listens" in document["summary"]
+    served.host.run(
+        f"for i in $(seq 100); do test $(systemctl show -P NRestarts {UNIT}) = 0 || exit 0; sleep .2; done; exit 1"
+    )
+
+
 def test_a_start_that_fails_shows_the_traceback(served: Served) -> None:
     served.instance["model"] = "/opt/models/none"
-    ran = served.play("sglang_server")
+    ran = served.play("sglang_patch", "sglang_server")
     served.instance["model"] = "/opt/models/llama"
     assert ran.code != 0
     assert "Traceback (most recent call last):" in ran.out
@@ -121,27 +170,6 @@ def test_a_port_that_is_taken_says_by_whom(served: Served) -> None:
     assert ran.code != 0
     assert "port 30000 is taken by process" in ran.words
     assert "squatter.service" in ran.words
-
-
-def test_after_a_rollback_the_same_unit_serves_the_old_build(served: Served) -> None:
-    assert served.play("sglang_rollback").code == 0
-    served.host.assert_pristine()
-    served.host.sudo(f"systemctl reset-failed {UNIT}; systemctl start {UNIT}", timeout=800)
-    assert served.curl("/health", "-o /dev/null -w '%{http_code}'") == "200"
-    assert "speculative_disable_batch_threshold" not in json.loads(served.curl("/server_info"))
-    assert "starting without it" in served.journal()
-
-
-def test_a_server_that_dies_is_started_again_and_told_of(served: Served) -> None:
-    before = served.pid
-    assert before
-    served.host.sudo(f"kill -9 {before}")
-    document = served.probe("health", options="--deadline 0.1")
-    assert document["exit_code"] == 1
-    assert "not running" in document["summary"] or "nothing listens" in document["summary"]
-    served.host.run(
-        f"for i in $(seq 100); do test $(systemctl show -P NRestarts {UNIT}) = 0 || exit 0; sleep .2; done; exit 1"
-    )
 
 
 def test_absent_leaves_nothing(served: Served) -> None:
