@@ -11,9 +11,4 @@ from tests.hosts.machine import Fleet
 
 fleet = Fleet.here()
 hosts = {host.name: {"ansible_host": host.address} for host in fleet.hosts if host.name == "mol1"}
-variables = {
-    "ansible_user": "deploy",
-    "ansible_ssh_private_key_file": str(fleet.key),
-    "ansible_ssh_common_args": f"-F /dev/null -o UserKnownHostsFile={fleet.known_hosts}",
-}
-print(json.dumps({"gpu": {"hosts": list(hosts), "vars": variables}, "_meta": {"hostvars": hosts}}))
+print(json.dumps({"gpu": {"hosts": list(hosts), "vars": fleet.variables}, "_meta": {"hostvars": hosts}}))

@@ -182,9 +182,7 @@ class Fleet:
             for host in self.hosts
         }
         common = {
-            "ansible_user": "deploy",
-            "ansible_ssh_private_key_file": str(fleet.key),
-            "ansible_ssh_common_args": f"-F /dev/null -o UserKnownHostsFile={fleet.known_hosts}",
+            **fleet.variables,
             "specgate_patch": str(self.path.with_name("bundle.json")),
             "specgate_lock_path": str(self.path.with_name("lock")),
             "specgate_actor": "operator",

@@ -132,16 +132,20 @@ def test_nothing_that_is_given_is_a_command(
     assert hosts[0].sudo("test -e /tmp/injected", check=False).returncode == 1
 
 
-def test_host_keys(pair: list[Reached], fleet_of: Fleets, tmp_path: Path) -> None:
-    """The first host's key is not known, the second's is another one."""
-    known = tmp_path / "known_hosts"
+def test_host_keys(small_hosts: Callable[[int], list[Reached]], fleet_of: Fleets, tmp_path: Path) -> None:
+    """One host's key is not known, another's has changed; nothing happens to the third either."""
+    hosts = small_hosts(3)
+    known, addresses = tmp_path / "known_hosts", tuple(f"{host.address} " for host in hosts[:2])
+    true = hosts[0].host.fleet.known_hosts.read_text()
+    mine = [line for line in true.splitlines() if not line.startswith(addresses)]
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
-    known.write_text(f"{pair[1].address} {(tmp_path / 'other.pub').read_text()}")
-    before = [tree(host) for host in pair]
+    mine.append(f"{hosts[1].address} {(tmp_path / 'other.pub').read_text()}")
+    known.write_text("\n".join(mine) + "\n")
+    before = [tree(host) for host in hosts]
     # an inventory that asks for less does not get it
     loose = f"-F /dev/null -o UserKnownHostsFile={known} -o StrictHostKeyChecking=no"
-    ran = play("deploy.yml", fleet_of(pair).write(ansible_ssh_common_args=loose))
+    ran = play("deploy.yml", fleet_of(hosts).write(ansible_ssh_common_args=loose))
     assert ran.code == 2
-    for host in pair:
+    for host in hosts[:2]:
         refused(ran.out, host, "Host key verification failed", "known_hosts")
-    assert [tree(host) for host in pair] == before
+    assert [tree(host) for host in hosts] == before

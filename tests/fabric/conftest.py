@@ -67,9 +67,7 @@ def inventory(tmp_path: Path) -> Inventory:
     def write(*hosts: Reached, by_host: dict[str, dict[str, Any]] | None = None, **variables: Any) -> str:
         fleet = hosts[0].host.fleet
         common = {
-            "ansible_user": "deploy",
-            "ansible_ssh_private_key_file": str(fleet.key),
-            "ansible_ssh_common_args": f"-F /dev/null -o UserKnownHostsFile={fleet.known_hosts}",
+            **fleet.variables,
             "specgate_no_import": True,
         }
         entries = {

@@ -92,6 +92,15 @@ class Fleet:
         return self.state / "known_hosts"
 
     @property
+    def variables(self) -> dict[str, str]:
+        """Ansible's variables for all hosts: how the user ``deploy`` reaches them."""
+        return {
+            "ansible_user": disk.USER,
+            "ansible_ssh_private_key_file": str(self.key),
+            "ansible_ssh_common_args": f"-F /dev/null -o UserKnownHostsFile={self.known_hosts}",
+        }
+
+    @property
     def hosts(self) -> list[Host]:
         """The hosts that have a disk, running or not, by number."""
         found = (Host(self, path.parent.name) for path in self.state.glob("*/host.json"))

@@ -78,13 +78,7 @@ class Served:
 
     def inventory(self) -> Path:
         """Write the inventory of the host and return its path."""
-        fleet = self.host.host.fleet
-        variables = {
-            "ansible_user": "deploy",
-            "ansible_ssh_private_key_file": str(fleet.key),
-            "ansible_ssh_common_args": f"-F /dev/null -o UserKnownHostsFile={fleet.known_hosts}",
-            **self.variables,
-        }
+        variables = {**self.host.host.fleet.variables, **self.variables}
         hosts = {self.host.name: {"ansible_host": self.host.address}}
         inventory = self.folder / "hosts.yml"
         inventory.write_text(yaml.safe_dump({"gpu": {"hosts": hosts, "vars": variables}}))

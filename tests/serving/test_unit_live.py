@@ -23,8 +23,8 @@ GENERATE = (
 
 
 @pytest.fixture(scope="module")
-def served(make_hosts: HostMaker, serve: Callable[..., Served]) -> Served:
-    """The host as ``fab deploy`` left it, after a dry run of it."""
+def pristine(make_hosts: HostMaker, serve: Callable[..., Served]) -> Served:
+    """The host before anything was done there."""
     host = make_hosts("unit1")[0]
     served = serve(host, 0, {"attention-backend": "torch_native", "disable-overlap-schedule": True})
     served.variables |= {
@@ -34,13 +34,14 @@ def served(make_hosts: HostMaker, serve: Callable[..., Served]) -> Served:
     }
     host.sudo(f"mkdir -p {DROP_IN.rsplit('/', 1)[0]}")
     host.put(DROP_IN, b"[Service]\nEnvironment=LOCAL=1\n")
-    before = trees(host, f"{SITE}/sglang/srt")
-    dry = fabric(served, "deploy", "--dry-run")
-    assert "+    speculative_disable_batch_threshold: int = 0" in dry
-    assert trees(host, f"{SITE}/sglang/srt") == before
-    assert "FAILED" in fabric(served, "health", code=1)
-    fabric(served, "deploy")
     return served
+
+
+@pytest.fixture(scope="module")
+def served(pristine: Served) -> Served:
+    """The host as ``fab deploy`` left it."""
+    fabric(pristine, "deploy")
+    return pristine
 
 
 def fabric(served: Served, task: str, *words: str, code: int = 0) -> str:
@@ -49,6 +50,14 @@ def fabric(served: Served, task: str, *words: str, code: int = 0) -> str:
     print(ran.out, ran.err)
     assert ran.code == code
     return ran.out
+
+
+def test_a_dry_run_changes_nothing(pristine: Served) -> None:
+    before = trees(pristine.host, f"{SITE}/sglang/srt")
+    dry = fabric(pristine, "deploy", "--dry-run")
+    assert "+    speculative_disable_batch_threshold: int = 0" in dry
+    assert trees(pristine.host, f"{SITE}/sglang/srt") == before
+    assert "FAILED" in fabric(pristine, "health", code=1)
 
 
 def test_a_start_is_over_when_it_serves(served: Served) -> None:
@@ -117,7 +126,7 @@ def test_after_a_rollback_the_same_unit_serves_the_old_build(served: Served) -> 
     fabric(served, "rollback")
     served.host.assert_pristine()
     assert served.pid not in (0, before)
-    fabric(served, "health", "--gates", "health")
+    fabric(served, "health")
     assert "speculative_disable_batch_threshold" not in json.loads(served.curl("/server_info"))
     assert "starting without it" in served.journal()
     fabric(served, "health", "--gates", "configuration", code=1)
